@@ -35,14 +35,13 @@ from gateway.config.model_folders import DEMO_FOLDER
 from protocol.requests import Constraint, Generate, Sampling, TextPrompt
 from worker.engines.batched import BatchedEngine
 from worker.engines.decoding import Caches
-from worker.engines.drafts import make_draft
-from worker.engines.limits import Context
-from worker.engines.room import CacheRoom, measure
+from worker.engines.drawing import make_draft
+from worker.engines.room import CacheRoom, Context, measure
 from worker.engines.sequence import Sequence, Token
 from worker.load.loading import LoadedModel, load
 from worker.prompt_cache.path import Paths
-from worker.runtime.prompts import Prepared, prepare
-from worker.runtime.warm import Warming
+from worker.runtime.prompts import PreparedRequest, prepare
+from worker.runtime.warm import WarmUp
 from worker.sampling.settings import RowSampling
 
 _CONTEXT_TOKENS: Final = 2048
@@ -203,8 +202,8 @@ def _model(model: Any, most_rows: int, drafter: Any = None, *, ends: Iterable[in
         for guesses in (True, False)
     )
     for engine in (guessing, plain):
-        warming = Warming(engine, None, room, _CONTEXT_TOKENS, _LARGEST_ID)
-        warming.begin(awaited=False)
+        warming = WarmUp(engine, None, room, _CONTEXT_TOKENS, _LARGEST_ID)
+        warming.start(awaited=False)
         while not warming.is_over:
             warming.go_on(lambda: False)
     return Model(model, guessing, plain)
@@ -244,7 +243,7 @@ def _objects(model: LoadedModel, tokens: int, rows: int) -> list[Sequence]:
         )
         paths = Paths(b"", None, needs_snapshots=False)
         prepared = prepare(generate, model, Context(_CONTEXT_TOKENS), paths)
-        assert isinstance(prepared, Prepared)
+        assert isinstance(prepared, PreparedRequest)
         made.append(replace(prepared.sequence, path=None))
     return made
 

@@ -30,7 +30,7 @@ from worker.engines.room import CacheRoom, measure
 from worker.engines.sequence import Sequence as Row
 from worker.mlx_lm.caches import make_caches
 from worker.mlx_lm.row_groups import ONE_GROUP
-from worker.prompt_cache.cache import Taken
+from worker.prompt_cache.cache import RestoredCaches
 
 # Much attention and little else, since a CPU shares no weights between rows.
 _SMALL: Final = {
@@ -131,7 +131,7 @@ def _decoding(model: Any, *batches: Sequence[Row]) -> BatchedEngine:
                 caches = make_caches(model)
                 for cache in caches:
                     cache.update_and_fetch(*(mx.random.normal(shape, dtype) for _ in range(2)))
-                batch.insert(each, len(batch) + 1, Taken(caches, tokens))
+                batch.insert(each, len(batch) + 1, RestoredCaches(caches, tokens))
             while batch.prefilling:
                 engine.step()
     return engine

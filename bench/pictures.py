@@ -29,13 +29,12 @@ from protocol.requests import ChatMessage, ChatPrompt, Generate, Picture, Sampli
 from tests.support.picture_model import picture_model
 from worker.engines.batched import BatchedEngine
 from worker.engines.decoding import Caches
-from worker.engines.limits import Context
-from worker.engines.room import CacheRoom, measure
+from worker.engines.room import CacheRoom, Context, measure
 from worker.load.loading import LoadedModel, load
 from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.path import Paths
-from worker.runtime.prompts import Prepared, prepare
+from worker.runtime.prompts import PreparedRequest, prepare
 
 _STREAMS: Final = 8
 _TOKENS: Final = 48
@@ -165,14 +164,14 @@ class _Subject:
             ignore_eos=True,
         )
         prepared = prepare(asked, self._model, _CONTEXT, self._paths)
-        assert isinstance(prepared, Prepared)
+        assert isinstance(prepared, PreparedRequest)
         self._engine.add(prepared.sequence)
 
     def _run(self, on_token: Callable[[], Any]) -> None:
         while self._engine.active + self._engine.waiting:
             if self._engine.step():
                 on_token()
-            self._engine.keep()
+            self._engine.store_blocks()
 
 
 def _qwen2_vl(folder: Path) -> tuple[LoadedModel, LoadedModel]:

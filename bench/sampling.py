@@ -133,7 +133,7 @@ def _scoring() -> Callable[[mx.array], mx.array]:
     def sample(logprobs: mx.array) -> mx.array:
         token_ids = sampler(logprobs)
         for index in range(_ROWS):
-            sampler.take_score(index)
+            sampler.next_score(index)
         return token_ids
 
     return sample

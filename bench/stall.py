@@ -90,12 +90,12 @@ def _measure(model: Path, parsed: argparse.Namespace) -> list[StallTimes]:
     from worker.engines.batched import BatchedEngine
     from worker.engines.room import CacheRoom, measure
     from worker.load.loading import load
-    from worker.runtime.warm import Warming
+    from worker.runtime.warm import WarmUp
 
     loaded = load(str(model), lambda _done, _total: None, lambda: False)
     room = CacheRoom(measure(loaded.model))
     engine = BatchedEngine(loaded.model, [], 32, room, stall_s=_STALL_S)
-    Warming(engine, None, room, _LONG_TOKENS, loaded.vocabulary).begin(awaited=False)
+    WarmUp(engine, None, room, _LONG_TOKENS, loaded.vocabulary).start(awaited=False)
     chance = random.Random(1)
     rounds = []
     for number in range(parsed.rounds + 1):

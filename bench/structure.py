@@ -27,10 +27,10 @@ from gateway.config.model_folders import DEMO_FOLDER
 from protocol.requests import Constraint, Generate, Sampling, TextPrompt
 from tests.worker.structure.hostile import HOSTILE
 from worker.engines.batched import BatchedEngine
-from worker.engines.limits import Context
+from worker.engines.room import Context
 from worker.load.loading import LoadedModel, load
 from worker.prompt_cache.path import Paths
-from worker.runtime.prompts import Prepared, prepare
+from worker.runtime.prompts import PreparedRequest, prepare
 
 _ROWS: Final = 16
 _CONSTRAINED: Final = (0, 1, 8, 16)
@@ -140,7 +140,7 @@ def _print_hostile(name: str, model: LoadedModel) -> None:
             began = time.perf_counter()
             prepared = _prepared(model, name, constraint, 0)
             took_s[name] = time.perf_counter() - began
-            if isinstance(prepared, Prepared):
+            if isinstance(prepared, PreparedRequest):
                 ready.append(prepared.sequence)
 
     quiet: list[float] = []
@@ -168,7 +168,7 @@ def _longest_step_s(engine: BatchedEngine, going_on: Any, steps: list[float]) ->
         began = time.perf_counter()
         engine.step()
         steps.append(time.perf_counter() - began)
-        engine.take_broken()
+        engine.remove_broken()
     return max(steps)
 
 

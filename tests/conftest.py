@@ -11,7 +11,7 @@ from hypothesis import settings
 
 from tests.support.folders import short_folder
 from tests.support.gateway import Gateway
-from worker.transformers import keep_import_structure
+from worker.transformers import cache_import_structure
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As a shell has it for what a script leaves in the background. Programs that the tests start
@@ -31,7 +31,7 @@ if os.environ.get("BULKHEAD_DEVICE") == "cpu":
     import mlx.core
 
     mlx.core.set_default_device(mlx.core.cpu)
-keep_import_structure()
+cache_import_structure()
 
 # Those that start processes, the slowest first. A file stays with one process of a run: if the long
 # ones came last, one process would end long before the other.

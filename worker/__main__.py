@@ -53,18 +53,18 @@ def _parse_arguments() -> argparse.Namespace:
 
 
 def _pin_packages() -> None:
-    _pin_own()
+    _pin_our_packages()
     for name, value in _BACK_END.items():
         # A variable that the operator has set keeps its value.
         os.environ.setdefault(name, value)
     _choose_device()
 
-    from worker.transformers import keep_import_structure
+    from worker.transformers import cache_import_structure
 
-    keep_import_structure()
+    cache_import_structure()
 
 
-def _pin_own() -> None:
+def _pin_our_packages() -> None:
     for package in ("protocol", "worker"):
         _pin_package(package, Path(__file__).resolve().parent.parent)
 
@@ -76,7 +76,7 @@ def _guard() -> None:
     parser.add_argument("--parent", type=int, required=True, help="pid of the gateway")
     parser.add_argument("--incarnation", type=int, required=True)
     arguments = parser.parse_args()
-    key = _ready_with_key(arguments.parent, _pin_own)
+    key = _ready_with_key(arguments.parent, _pin_our_packages)
 
     from worker.guard.loop import run
 

@@ -55,7 +55,7 @@ def scores(config: Mapping[str, Any]) -> bool:
     return any(str(each).endswith(_SCORING) for each in config.get("architectures") or ())
 
 
-def own_context_tokens(config: Mapping[str, Any]) -> int | None:
+def context_tokens_of(config: Mapping[str, Any]) -> int | None:
     """The most tokens of a text; None if the configuration doesn't say. RoBERTa's first position
     is `pad_token_id` + 1, so a text has so many positions fewer.
     """
@@ -135,11 +135,11 @@ def _bert(module: Any, config: dict[str, Any]) -> tuple[type, Any]:
         raise EncoderError("mlx-embeddings has no relative positions in its BERT.")
     roberta = encoder_of(config) == "xlm_roberta"
 
-    class Model(_Bert):
+    class BertEncoder(_Bert):
         def __init__(self, arguments: Any) -> None:
             super().__init__(module.Model(arguments), scoring=scoring, pooled_head=not roberta)
 
-    return Model, module.ModelArgs
+    return BertEncoder, module.ModelArgs
 
 
 def _modernbert(module: Any, config: dict[str, Any]) -> tuple[type, Any]:
@@ -165,7 +165,7 @@ def _modernbert(module: Any, config: dict[str, Any]) -> tuple[type, Any]:
             masks = super()._update_attention_mask(attention_mask.astype(mx.float32))
             return tuple(mx.maximum(each, MASKED).astype(attention_mask.dtype) for each in masks)
 
-    class Model(nn.Module):
+    class ModernBertEncoder(nn.Module):
         def __init__(self, arguments: Any) -> None:
             super().__init__()
             self.model = Trunk(arguments)
@@ -195,7 +195,7 @@ def _modernbert(module: Any, config: dict[str, Any]) -> tuple[type, Any]:
             }
             return known_weights(self, named)
 
-    return Model, module.ModelArgs
+    return ModernBertEncoder, module.ModelArgs
 
 
 _BUILDERS: Final = {

@@ -40,7 +40,7 @@ Structure: TypeAlias = dict[frozenset[str], dict[str, set[str]]]
 Find: TypeAlias = Callable[[Any, str | None], Structure]
 
 
-def keep_import_structure() -> None:
+def cache_import_structure() -> None:
     """Have the first import of transformers use and store the result of the search, and see no
     torch. Call this before that import.
     """
@@ -70,7 +70,7 @@ def show_torch() -> None:
             importlib.reload(module)
 
 
-def kept(find: Find, models: Path) -> Find:
+def cached_structure(find: Find, models: Path) -> Find:
     """A function that replaces transformers' `define_import_structure`, which is `find`. For the
     folder `models` it stores the result, and takes the stored one until that folder changes.
     """
@@ -136,7 +136,7 @@ class _Loader(SourceFileLoader):
         find = getattr(module, "define_import_structure", None)
         if find is not None:
             models = Path(self.path).parent.parent / "models"
-            module.__dict__["define_import_structure"] = kept(find, models)
+            module.__dict__["define_import_structure"] = cached_structure(find, models)
         available = getattr(module, "_is_package_available", None)
         if available is not None:
             module.__dict__["_is_package_available"] = _without_torch(available)

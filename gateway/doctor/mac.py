@@ -120,7 +120,7 @@ PROBES: Final = (
     MacProbe(
         "large array",
         "MLX may be wrong beyond 2^31 elements, so workers make no such array",
-        "worker/mlx_lm/array_size.py",
+        "worker/system/memory.py",
         memory.look_at_large_array,
     ),
     MacProbe(

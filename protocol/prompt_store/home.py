@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import logging
 import os
+import plistlib
 import random
 import secrets
 import shutil
@@ -16,7 +18,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, TypeVar
 
-from protocol.prompt_store.backups import keep_out_of_backups
 from protocol.prompt_store.index import DamagedError, Index, Transaction
 from protocol.prompt_store.payloads import Payloads, blocks_of, key_of
 
@@ -62,7 +63,7 @@ class Home:
         self.payloads = Payloads(inside)
         if sys.platform == "darwin":
             with contextlib.suppress(OSError):
-                keep_out_of_backups(inside)
+                exclude_from_backups(inside)
 
 
 def drop(folder: Path, index: Index) -> None:
@@ -198,3 +199,23 @@ def _remove(transaction: Transaction, path: Path) -> int:
 def _batches(items: list[T]) -> Iterator[list[T]]:
     for start in range(0, len(items), _SWEPT_AT_ONCE):
         yield items[start : start + _SWEPT_AT_ONCE]
+
+
+# The attribute of `tmutil addexclusion`, which moves along with the folder, and its value, a binary
+# property list. tmutil itself may be refused for want of Full Disk Access.
+_ATTRIBUTE: Final = b"com.apple.metadata:com_apple_backup_excludeItem"
+_VALUE: Final = plistlib.dumps("com.apple.backupd", fmt=plistlib.FMT_BINARY)
+
+
+def exclude_from_backups(folder: Path, library: str | None = None) -> None:
+    """`library` None: the system's, which must be that of macOS.
+
+    Raises: OSError: the folder's file system has no attributes, or the folder may not be changed.
+    """
+    setxattr = ctypes.CDLL(library, use_errno=True).setxattr
+    setxattr.argtypes = (
+        *(ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p),
+        *(ctypes.c_size_t, ctypes.c_uint32, ctypes.c_int),
+    )
+    if setxattr(os.fsencode(folder), _ATTRIBUTE, _VALUE, len(_VALUE), 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(folder))

@@ -22,7 +22,7 @@ from protocol.prompt_store.payloads import KEY_BYTES, Entry
 # "BHPC".
 _APPLICATION_ID: Final = 0x42485043
 # Stores of version 3 and below may have blocks that were computed on a wrong cache: see
-# `worker.mlx_lm.array_size`.
+# `worker.system.memory`.
 _SCHEMA_VERSION: Final = 4
 _BUSY_S: Final = 2.0
 # SQLite cuts a longer log back to this size.
@@ -114,8 +114,13 @@ class Victim(NamedTuple):
     disk_bytes: int
 
 
-def is_damage(error: sqlite3.Error) -> bool:
+def is_damage(error: Exception) -> bool:
     """Whether an error comes from a damaged database, which stays damaged."""
+    if isinstance(error, UnicodeDecodeError):
+        # SQLite's message quotes the damaged schema, and Python can't decode the message.
+        return True
+    if not isinstance(error, sqlite3.Error):
+        return False
     code = getattr(error, "sqlite_errorcode", None)
     if code is None:
         # Python raises OperationalError without a code for text that isn't UTF-8.
@@ -126,7 +131,8 @@ def is_damage(error: sqlite3.Error) -> bool:
 class Index:
     """The database, for several threads. Reading doesn't wait for writing.
 
-    Every method raises sqlite3.Error, and `transaction` TimeoutError.
+    Every method raises sqlite3.Error, or UnicodeDecodeError if the schema is damaged. `transaction`
+    also raises TimeoutError.
     """
 
     def __init__(self, path: Path, *, new: bool) -> None:
@@ -153,7 +159,7 @@ class Index:
             self._prepare(new)
         except BaseException as error:
             self.close()
-            if isinstance(error, sqlite3.Error) and is_damage(error):
+            if isinstance(error, Exception) and is_damage(error):
                 raise DamagedError(str(error)) from error
             raise
 
@@ -292,7 +298,7 @@ class Transaction:
             with contextlib.suppress(OSError):
                 action()
         # After some errors SQLite has rolled back by itself.
-        with contextlib.suppress(sqlite3.Error):
+        with contextlib.suppress(sqlite3.Error, UnicodeDecodeError):
             self._connection.execute("ROLLBACK")
 
     def bounds(self) -> Bounds:

@@ -36,6 +36,7 @@ _SWEEP_S: Final = 10.0
 # lost.
 _MOST_MARKS: Final = 10_000
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_FAILURES: Final = (OSError, sqlite3.Error, UnicodeDecodeError)
 
 
 class PromptStore:
@@ -120,9 +121,9 @@ class PromptStore:
         """The speeds that a worker noted last for this model."""
         return self._attempt(lambda home: home.index.speeds(model), Speeds())
 
-    def note_speeds(self, model: bytes, measured: Speeds) -> None:
+    def record_speeds(self, model: bytes, measured: Speeds) -> None:
         """Keep the speeds that a worker has measured, for later workers."""
-        self._attempt(lambda home: self._note_speeds(home, model, measured), None)
+        self._attempt(lambda home: self._record_speeds(home, model, measured), None)
 
     def used_bytes(self, owner: str | None = None) -> int:
         """The bytes on disk of one owner, or of all owners."""
@@ -140,7 +141,7 @@ class PromptStore:
         A block that two owners wrote belongs to the first owner. With very many files on a slow
         disk the call takes minutes.
         """
-        freed = _Freed()
+        freed = _FreedBytes()
         self._attempt(lambda home: self._clear(home, owner, freed), None)
         return freed.disk_bytes
 
@@ -150,7 +151,7 @@ class PromptStore:
 
         Only one process may sweep at a time. Other processes may use the store meanwhile.
         """
-        freed = _Freed()
+        freed = _FreedBytes()
         self._attempt(lambda home: self._sweep(home, freed), None)
         return freed.disk_bytes
 
@@ -191,7 +192,7 @@ class PromptStore:
             return
         try:
             marked = home.index.try_to_mark(keys)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             if is_damage(error):
                 raise
             # The mark is lost, but the payload has been read.
@@ -222,7 +223,7 @@ class PromptStore:
             transaction.add(entry, owner, needed)
         return True
 
-    def _note_speeds(self, home: Home, model: bytes, measured: Speeds) -> None:
+    def _record_speeds(self, home: Home, model: bytes, measured: Speeds) -> None:
         if not self._rests():
             with home.index.transaction() as transaction:
                 transaction.set_speeds(model, measured)
@@ -273,7 +274,7 @@ class PromptStore:
             transaction.remove(victim.key)
         return True
 
-    def _clear(self, home: Home, owner: str | None, freed: _Freed) -> None:
+    def _clear(self, home: Home, owner: str | None, freed: _FreedBytes) -> None:
         last_number = home.index.last_number()
         while True:
             with home.index.transaction() as transaction:
@@ -288,7 +289,7 @@ class PromptStore:
             self._sweep(home, freed)
         home.index.shrink()
 
-    def _sweep(self, home: Home, freed: _Freed) -> None:
+    def _sweep(self, home: Home, freed: _FreedBytes) -> None:
         until = time.monotonic() + _SWEEP_S
         remove_set_aside(self._folder, until)
         freed.disk_bytes += sweep(home, until)
@@ -302,7 +303,7 @@ class PromptStore:
             try:
                 home = self._open()
                 return otherwise if home is None else work(home)
-            except (OSError, sqlite3.Error, UntrustedError, MemoryError) as error:
+            except (*_FAILURES, UntrustedError, MemoryError) as error:
                 if not (self._failed(error, home) and may_retry):
                     break
         return otherwise
@@ -317,7 +318,7 @@ class PromptStore:
         self._log(kind, "The prompts stored in %s can't be used: %s.", self._folder, error)
         if code in _FULL if isinstance(error, OSError) else code == sqlite3.SQLITE_FULL:
             self._full_at = self._clock()
-        if home is None or not isinstance(error, sqlite3.Error) or not is_damage(error):
+        if home is None or not is_damage(error):
             return False
         try:
             drop(self._folder, home.index)
@@ -345,7 +346,7 @@ class PromptStore:
                 return None
             try:
                 home = self._home = Home(self._folder)
-            except (UntrustedError, OSError, sqlite3.Error) as error:
+            except (UntrustedError, *_FAILURES) as error:
                 self._failed_at, self._obstacle = self._clock(), str(error)
                 raise
             self._failed_at = self._obstacle = None
@@ -365,8 +366,8 @@ class PromptStore:
                     transaction.set_bounds(self._bounds)
                     going = self._evict(home, transaction, 0, None)
             self._obeyed = True
-        except (OSError, sqlite3.Error) as error:
-            if isinstance(error, sqlite3.Error) and is_damage(error):
+        except _FAILURES as error:
+            if is_damage(error):
                 raise
             # Blocks can be read, although those beyond the bounds were not evicted.
             self._failed(error, None)
@@ -393,7 +394,7 @@ class PromptStore:
         logger.log(level, text, *values)
 
 
-class _Freed:
+class _FreedBytes:
     """A count of freed bytes. After a failure it has the bytes that were freed before."""
 
     def __init__(self) -> None:

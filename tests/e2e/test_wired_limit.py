@@ -46,13 +46,13 @@ if os.path.exists({flag!r}):
 """
 FAILS_TO_BEGIN = """
 import os
-original = module.WorkerLoop._begin
-def begin(self, task):
+original = module.WorkerLoop._accept
+def accept(self, task):
     if os.path.exists({flag!r}):
         os.remove({flag!r})
         raise RuntimeError("can't start new thread")
     original(self, task)
-module.WorkerLoop._begin = begin
+module.WorkerLoop._accept = accept
 """
 QUESTION = "Tell me a story about a lighthouse."
 

@@ -125,7 +125,7 @@ class TestConversation:
         assert not gateway.poll(200)
         assert not intruder.poll(0)
 
-    def test_a_full_queue_is_told_to_the_sender_instead_of_blocking_it(self, gateway_side):
+    def test_a_full_queue_is_reported_to_the_sender_and_does_not_block_it(self, gateway_side):
         gateway = gateway_side()
         with pytest.raises(zmq.Again):
             _send_many(gateway, b"nobody reads this", 100_000)
@@ -162,7 +162,7 @@ class TestStrangers:
             assert _receive(worker) == b"the gateway's"
             assert not gateway.poll(200)
 
-    def test_nobody_inherits_the_place_of_the_worker(
+    def test_a_dead_workers_place_is_not_inherited(
         self, context, gateway_side, worker_side, folder
     ):
         gateway, worker = gateway_side(), worker_side()

@@ -340,11 +340,11 @@ def _pack(fields: object) -> bytes:
 
 class TestRoundTrip:
     @given(_any_from_gateway)
-    def test_what_the_gateway_says_arrives_unchanged(self, message: GatewayMessage):
+    def test_messages_of_the_gateway_arrive_unchanged(self, message: GatewayMessage):
         assert decode_from_gateway(encode(message)) == message
 
     @given(_any_from_worker)
-    def test_what_a_worker_says_arrives_unchanged(self, message: WorkerMessage):
+    def test_messages_of_a_worker_arrive_unchanged(self, message: WorkerMessage):
         assert decode_from_worker(encode(message)) == message
 
     def test_every_message_of_the_protocol_was_generated(self):

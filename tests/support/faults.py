@@ -136,7 +136,7 @@ def in_engine_step(code: str) -> str:
         def step(self):
             running = [row.sequence for batch in self._batches for row in batch.rows]
             ids = {{each.request_id for each in [*self._waiting, *running]}}
-            if not any(each.startswith(("greedy", "sampled", "kept")) for each in ids):
+            if not any(each.startswith(("greedy", "sampled", "cached")) for each in ids):
 {textwrap.indent(textwrap.dedent(code), " " * 16)}
                 pass
             return original(self)

@@ -8,5 +8,5 @@ from worker.engines.sequence import Engine, Token
 def step(engine: Engine) -> list[Token]:
     """Its tokens, once it has kept of its prompts what there is to keep."""
     tokens = engine.step()
-    engine.keep()
+    engine.store_blocks()
     return tokens

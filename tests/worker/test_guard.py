@@ -6,33 +6,33 @@ import os
 
 import pytest
 
-from worker.guard.output import Bound, Output
+from worker.guard.output import CommandOutput, OutputBound
 
 
 def test_a_burst_passes_and_a_flood_does_not() -> None:
-    bound = Bound(0.0)
+    bound = OutputBound(0.0)
     line = b"x" * 1024
-    passed = sum(len(bound.pass_on(line, 0.0)) for _ in range(10_000))
+    passed = sum(len(bound.limit(line, 0.0)) for _ in range(10_000))
     assert passed == 1 << 20
-    flood = sum(len(bound.pass_on(line, at / 1000)) for at in range(20_000))
+    flood = sum(len(bound.limit(line, at / 1000)) for at in range(20_000))
     assert flood < 20.5 * (256 << 10), "256 KiB a second"
     assert flood > 10 * (256 << 10)
 
 
 def test_a_flood_of_empty_lines_is_one_too() -> None:
     for end in (b"\n", b"\r"):
-        bound = Bound(0.0)
-        lines = sum(bound.pass_on(end * 100, at / 1000).count(end) for at in range(20_000))
+        bound = OutputBound(0.0)
+        lines = sum(bound.limit(end * 100, at / 1000).count(end) for at in range(20_000))
         assert lines < 60_000, "their number counts too, as each takes time"
 
 
-def test_what_was_left_out_is_said_once() -> None:
-    bound = Bound(0.0)
-    assert bound.pass_on(b"x" * (2 << 20), 0.0) == b""
-    later = bound.pass_on(b"on", 10.0)
+def test_dropped_output_is_reported_once() -> None:
+    bound = OutputBound(0.0)
+    assert bound.limit(b"x" * (2 << 20), 0.0) == b""
+    later = bound.limit(b"on", 10.0)
     assert b"2048 KiB" in later
     assert later.endswith(b"on")
-    assert bound.pass_on(b"more", 10.0) == b"more"
+    assert bound.limit(b"more", 10.0) == b"more"
 
 
 def test_looks_at_the_health_path_are_left_out(capfd: pytest.CaptureFixture[str]) -> None:
@@ -43,7 +43,7 @@ def test_looks_at_the_health_path_are_left_out(capfd: pytest.CaptureFixture[str]
         b"loaded\n",
     )
     read, write = os.pipe()
-    output = Output(read, "/health")
+    output = CommandOutput(read, "/health")
     os.write(write, b"".join(lines))
     os.close(write)
     assert output.last_line() == "loaded"

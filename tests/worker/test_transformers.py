@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from tests.support.shapes import DEMO
-from worker.transformers import Structure, kept
+from worker.transformers import Structure, cached_structure
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,7 +38,7 @@ class Finder:
 
     def __init__(self, models: Path) -> None:
         self.asked: list[tuple[Any, str | None]] = []
-        self.define = kept(self.find, models)
+        self.define = cached_structure(self.find, models)
 
     def find(self, module_path: Any, prefix: str | None = None) -> Structure:
         self.asked.append((module_path, prefix))
@@ -89,7 +89,7 @@ def test_another_installation_is_looked_at_again(models: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"N", b"garbage" * 100])
-def test_what_is_damaged_is_found_out_again(content: bytes, models: Path) -> None:
+def test_a_damaged_structure_is_searched_again(content: bytes, models: Path) -> None:
     finder = Finder(models)
     found = finder.define(models)
     (file,) = (models / "__pycache__").iterdir()
@@ -107,7 +107,7 @@ def test_a_folder_that_takes_nothing_is_no_harm(models: Path) -> None:
     assert len(finder.asked) == 2
 
 
-def test_where_no_bytecode_is_wanted_nothing_is_kept(
+def test_the_structure_is_not_stored_without_bytecode(
     models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -120,8 +120,8 @@ def test_transformers_itself_takes_it() -> None:
     """And has all of its names still."""
     code = """
 import sys
-from worker.transformers import keep_import_structure
-keep_import_structure()
+from worker.transformers import cache_import_structure
+cache_import_structure()
 import transformers.utils.import_utils as utils
 scanned, scan = [], utils.create_import_structure_from_path
 utils.create_import_structure_from_path = lambda path: scanned.append(str(path)) or scan(path)
@@ -136,7 +136,7 @@ assert scanned and models not in scanned and f"{models}/__init__.py" not in scan
 import transformers
 print(sorted(dir(transformers)))
 """
-    keep = "from worker.transformers import keep_import_structure as keep; keep()"
+    prepare = "from worker.transformers import cache_import_structure as prepare; prepare()"
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
 
     def run(code: str) -> str:
@@ -145,8 +145,8 @@ print(sorted(dir(transformers)))
             command, check=True, stdout=subprocess.PIPE, text=True, timeout=300, env=environment
         ).stdout
 
-    run(f"{keep}; from transformers import AutoTokenizer")
-    assert run(keep + names) == run(names)
+    run(f"{prepare}; from transformers import AutoTokenizer")
+    assert run(prepare + names) == run(names)
     run(code)
 
 
@@ -162,8 +162,8 @@ print(sorted(name for name in dir(transformers) if not name.startswith("_")))
 print(utils.is_torch_available(), transformers.utils.generic._is_torch_available)
 """
 SERVES_TEXT = f"""
-from worker.transformers import keep_import_structure, show_torch
-keep_import_structure()
+from worker.transformers import cache_import_structure, show_torch
+cache_import_structure()
 from protocol.requests import ChatMessage, ChatPrompt
 from worker.load.loading import load
 from worker.mlx_lm.text import detokenizer_after

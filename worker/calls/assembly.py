@@ -51,25 +51,25 @@ class Assembly:
     @property
     def stop_sequence(self) -> str | None:
         """The stop sequence that ended the answer; None if none did."""
-        return self._stops.found
+        return self._stops.stop_sequence
 
     @property
     def over(self) -> bool:
         """Whether no part follows: a stop sequence or the only call has ended the answer."""
         return self.stop_sequence is not None or self.has_all_calls
 
-    def take(self) -> list[AnswerPart]:
-        """The parts since the last `take`."""
+    def collect(self) -> list[AnswerPart]:
+        """The parts since the last `collect`."""
         self._close_piece()
         parts, self._parts = self._parts, []
         return parts
 
     def text(self, text: str) -> None:
         if self._plain:
-            self._put("text", self._stops.take(text))
+            self._put("text", self._stops.feed(text))
             return
         text = self._without_space_after_tag(text, "text")
-        self._put_trimmed("text", self._stops.take(text))
+        self._put_trimmed("text", self._stops.feed(text))
 
     def reasoning(self, text: str) -> None:
         self._put_trimmed("reasoning", self._without_space_after_tag(text, "reasoning"))
@@ -85,7 +85,7 @@ class Assembly:
         """Note that no tag follows. White space is kept from here on."""
         self._plain = True
 
-    def begin(self, name: str) -> None:
+    def start_call(self, name: str) -> None:
         self.tag()
         self._close_piece()
         self._kind = "arguments"

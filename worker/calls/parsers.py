@@ -93,13 +93,13 @@ def json_objects(text: str, *, strict: bool = False) -> list[Any]:
     """Parse calls in JSON, one after another or in lists. `strict`: accept only the keys of a call,
     since the text may be JSON of another kind.
     """
-    calls, at = list[Any](), 0
-    while at < len(text):
-        if text[at] in " \t\r\n,;[]}":
-            at += 1
+    calls, place = list[Any](), 0
+    while place < len(text):
+        if text[place] in " \t\r\n,;[]}":
+            place += 1
             continue
-        found, at = _DECODER.raw_decode(text, at)
-        calls.append(_named(found, strict=strict))
+        parsed, place = _DECODER.raw_decode(text, place)
+        calls.append(_named(parsed, strict=strict))
     return calls
 
 
@@ -127,13 +127,13 @@ def gemma_calls(quote: str) -> Parse:
     tokens = regex.compile(_GEMMA_TOKENS.format(quote=regex.escape(quote)), regex.DOTALL)
 
     def parse(text: str) -> list[Any]:
-        written, calls, at = tokens.sub(_as_json, text.strip()), list[Any](), 0
-        while at < len(written):
-            head = _GEMMA_HEAD.match(written, at)
+        written, calls, place = tokens.sub(_as_json, text.strip()), list[Any](), 0
+        while place < len(written):
+            head = _GEMMA_HEAD.match(written, place)
             if head is None:
-                raise ValueError(f"Unreadable from character {at} on.")
-            found, at = _DECODER.raw_decode(written, head.end())
-            calls.append({"name": head["name"], "arguments": found.get("", found)})
+                raise ValueError(f"Unreadable from character {place} on.")
+            parsed, place = _DECODER.raw_decode(written, head.end())
+            calls.append({"name": head["name"], "arguments": parsed.get("", parsed)})
         return calls
 
     return parse

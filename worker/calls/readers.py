@@ -39,7 +39,7 @@ class Reader(Protocol):
     def ended(self) -> bool:
         """Whether the block could end here."""
 
-    def take(self, character: str) -> str | None:
+    def read(self, character: str) -> str | None:
         """Read a character. If the block is over, return the text that follows the block.
 
         Raises:
@@ -48,7 +48,7 @@ class Reader(Protocol):
 
     def close(self, *, complete: bool) -> str:
         """End the block, since the answer is over, and return the text that follows the block.
-        `complete`: the model itself ended the answer. Raises as `take` does.
+        `complete`: the model itself ended the answer. Raises as `read` does.
         """
 
 
@@ -83,14 +83,14 @@ class HeadedCalls:
     def ended(self) -> bool:
         return self._given and self._span is None and self._other is None
 
-    def take(self, character: str) -> str | None:
+    def read(self, character: str) -> str | None:
         if self._other is not None:
-            return self._other.take(character)
+            return self._other.read(character)
         if self._span is not None:
-            return self._take_argument(self._span, character)
+            return self._read_argument(self._span, character)
         self._text += character
         if character == "{" and (match := self._head.fullmatch(self._text)):
-            self._assembly.begin(match["name"])
+            self._assembly.start_call(match["name"])
             self._assembly.arguments("{")
             self._text = ""
             self._given = True
@@ -102,7 +102,7 @@ class HeadedCalls:
         if self._given and self._closing is not None and self._closing.fullmatch(self._text):
             self._assembly.commit()
         if len(self._text) > _MOST_HEAD_CHARACTERS or not self._may_go_on():
-            return self._begin_other()
+            return self._start_other()
         return None
 
     def close(self, *, complete: bool) -> str:
@@ -110,10 +110,10 @@ class HeadedCalls:
             return self._other.close(complete=complete)
         if self._assembly.in_call or (self._given and self._may_end()):
             return ""
-        self._begin_other()
+        self._start_other()
         return self.close(complete=complete)
 
-    def _take_argument(self, steps: Steps, character: str) -> str | None:
+    def _read_argument(self, steps: Steps, character: str) -> str | None:
         try:
             steps.send(character)
         except StopIteration:
@@ -124,14 +124,14 @@ class HeadedCalls:
             return ""
         return None
 
-    def _begin_other(self) -> str | None:
+    def _start_other(self) -> str | None:
         """Read the text since the last arguments by another reader."""
         if self._otherwise is None:
             raise BrokenCallError
         self._other = self._otherwise()
         rest = None
         for character in self._text:
-            rest = self._other.take(character)
+            rest = self._other.read(character)
         return rest
 
     def _may_end(self) -> bool:
@@ -154,9 +154,9 @@ class EitherCalls:
     def ended(self) -> bool:
         return self._reader is not None and self._reader.ended
 
-    def take(self, character: str) -> str | None:
+    def read(self, character: str) -> str | None:
         if self._reader is not None:
-            return self._reader.take(character)
+            return self._reader.read(character)
         self._text += character
         for begins, reader in self._choices:
             match = begins.match(self._text, partial=True)
@@ -165,7 +165,7 @@ class EitherCalls:
             if match.partial:
                 return None
             self._reader = reader
-            rests = [reader.take(each) for each in self._text]
+            rests = [reader.read(each) for each in self._text]
             return rests[-1]
         raise BrokenCallError
 
@@ -202,7 +202,7 @@ class WholeCalls:
         self._tries = 0
         self.ended = False
 
-    def take(self, character: str) -> str | None:
+    def read(self, character: str) -> str | None:
         self._text += character
         if self._end and self._text.endswith(self._end):
             self._tries += 1
@@ -257,7 +257,7 @@ def give_calls(
     for (name, _), arguments in zip(calls, texts, strict=True):
         if assembly.has_all_calls:
             return
-        assembly.begin(name)
+        assembly.start_call(name)
         assembly.arguments(arguments)
         assembly.end()
 

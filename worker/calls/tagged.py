@@ -1,4 +1,4 @@
-"""Reads calls whose arguments stand between tags: one reader, and for each family a form.
+"""Reads calls whose arguments stand between tags: one reader, and a form for each family.
 
 A value may quote any tag: agents edit files about calls. So a value ends where its block goes on,
 before another argument or before the end of the call and of the block.
@@ -32,7 +32,7 @@ _MISSING: Final = r"(?:{}|\n[ \t]*+(?!\s)|(?!\s))"
 _END_TAG: Final = regex.compile(r"</([^<>]{3})")
 
 
-class Form(NamedTuple):
+class TagForm(NamedTuple):
     """How a family writes a block of calls. All but `start` and `end` are patterns.
 
     A block stands between `start` and `end`; "": it ends with its last call. A call begins with
@@ -61,7 +61,7 @@ _Has = Callable[[str, str], bool]
 class _Tags:
     """The compiled patterns of a form."""
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, form: TagForm) -> None:
         end, start = regex.escape(form.end), regex.escape(form.start)
         calls = f"{form.call}|" if form.call_end else ""
         # Nothing follows the last block but another one. Models leave out its end.
@@ -94,20 +94,22 @@ class _Tags:
         the block.
         """
 
-        def closed(text: str, at: int) -> Iterator[regex.Match[str]]:
-            return self._balanced(self._before_last, text, at)
+        def closed(text: str, begin: int) -> Iterator[regex.Match[str]]:
+            return self._balanced(self._before_last, text, begin)
 
         yield closed, True
         yield closed, False
         yield self._missing_last.finditer, True
         yield self._before_last.finditer, False
-        yield (lambda text, at: self._balanced(self._before_any, text, at)), False
+        yield (lambda text, begin: self._balanced(self._before_any, text, begin)), False
         yield self._missing_any.finditer, True
         yield self._before_any.finditer, False
 
-    def _balanced(self, end: regex.Pattern[str], text: str, at: int) -> Iterator[regex.Match[str]]:
+    def _balanced(
+        self, end: regex.Pattern[str], text: str, begin: int
+    ) -> Iterator[regex.Match[str]]:
         depth = 0
-        for tag in self._tag.finditer(text, at):
+        for tag in self._tag.finditer(text, begin):
             if tag["open"] is not None:
                 depth += 1
             elif depth:
@@ -127,7 +129,7 @@ class _Argument(NamedTuple):
     text: str
 
 
-class _Reading(NamedTuple):
+class _BlockReading(NamedTuple):
     """The calls of a block that ends before character `end`."""
 
     calls: list[tuple[str, list[_Argument]]]
@@ -135,17 +137,17 @@ class _Reading(NamedTuple):
 
 
 def _read(
-    text: str, form: Form, find_ends: _FindEnds, has: _Has, *, complete: bool
-) -> _Reading | None:
+    text: str, form: TagForm, find_ends: _FindEnds, has: _Has, *, complete: bool
+) -> _BlockReading | None:
     """Read the text after the first tag of a block. `complete`: no more text follows, so the last
     tag may be missing. None: the text is no block of calls.
     """
     tags, calls = _tags(form), list[tuple[str, list[_Argument]]]()
-    at = 0
-    while head := tags.call.match(text, _solid(text, at)):
-        arguments, at = list[_Argument](), _solid(text, head.end())
+    place = 0
+    while head := tags.call.match(text, _solid(text, place)):
+        arguments, place = list[_Argument](), _solid(text, head.end())
         calls.append((name := head["name"], arguments))
-        while tag := tags.value.match(text, at):
+        while tag := tags.value.match(text, place):
             groups = tag.groupdict()
             given = [each.key for each in arguments] + [groups["key"]]
             if tags.cdata is not None and (end := tags.cdata.match(text, tag.end())):
@@ -166,35 +168,35 @@ def _read(
                     return None
                 value = _value(text[tag.end() : end.start()], form)
             arguments.append(_Argument(groups["key"], groups.get("type"), value))
-            at = _solid(text, end.end())
-        if text.startswith("{", at) and not arguments:
+            place = _solid(text, end.end())
+        if text.startswith("{", place) and not arguments:
             try:
-                _, end_of_object = _OBJECT.raw_decode(text, at)
+                _, end_of_object = _OBJECT.raw_decode(text, place)
             except (ValueError, RecursionError):
                 return None
-            arguments.append(_Argument(None, None, text[at:end_of_object]))
-            at = _solid(text, end_of_object)
-        closed = tags.call_end.match(text, at)
+            arguments.append(_Argument(None, None, text[place:end_of_object]))
+            place = _solid(text, end_of_object)
+        closed = tags.call_end.match(text, place)
         if closed is None:
             return None
-        at = closed.end()
+        place = closed.end()
         if not form.call_end:
             break
-    solid = _solid(text, at)
+    solid = _solid(text, place)
     if not calls or (solid == len(text) and form.end and not complete):
         return None
     if not form.end or (solid == len(text) and form.call_end):
-        return _Reading(calls, at)
-    return _Reading(calls, solid + len(form.end)) if text.startswith(form.end, solid) else None
+        return _BlockReading(calls, place)
+    return _BlockReading(calls, solid + len(form.end)) if text.startswith(form.end, solid) else None
 
 
-def _solid(text: str, at: int) -> int:
+def _solid(text: str, place: int) -> int:
     """The place of the first character from `at` on that is no white space."""
-    space = _SPACE.match(text, at)
-    return at if space is None else space.end()
+    space = _SPACE.match(text, place)
+    return place if space is None else space.end()
 
 
-def _value(text: str, form: Form) -> str:
+def _value(text: str, form: TagForm) -> str:
     return text.removeprefix("\n").removesuffix("\n") if form.lines else text
 
 
@@ -203,7 +205,7 @@ class TaggedCalls:
     end may be a part of a value.
     """
 
-    def __init__(self, assembly: Assembly, form: Form, schemas: Schemas, *, known: bool) -> None:
+    def __init__(self, assembly: Assembly, form: TagForm, schemas: Schemas, *, known: bool) -> None:
         """`known`: only calls of known tools are calls."""
         self._assembly = assembly
         self._form = form
@@ -212,7 +214,7 @@ class TaggedCalls:
         self._known = known
         self._text = "" if form.end else form.start
         self._begun = False
-        self._reading: _Reading | None = None
+        self._reading: _BlockReading | None = None
         self._readings = 0
         self._last = form.end[-1:] or ">"
 
@@ -220,7 +222,7 @@ class TaggedCalls:
     def ended(self) -> bool:
         return self._reading is not None
 
-    def take(self, character: str) -> str | None:
+    def read(self, character: str) -> str | None:
         # With one reference to it the text grows in its place.
         text, self._text = self._text, ""
         text += character
@@ -269,7 +271,7 @@ class TaggedCalls:
     def _has(self, known: bool) -> _Has:
         return lambda tool, key: not known or self._schemas.has_argument(tool, key)
 
-    def _give(self, reading: _Reading) -> str:
+    def _give(self, reading: _BlockReading) -> str:
         calls = [(name, self._object(name, arguments)) for name, arguments in reading.calls]
         give_calls(self._assembly, calls, self._schemas if self._known else None)
         return self._text[reading.end :]
@@ -287,3 +289,87 @@ class TaggedCalls:
             else:
                 raise BrokenCallError
         return members
+
+
+_NAME: Final = r"(?P<name>[\w.:/-]+)"
+_QUOTED: Final = r"[\"']?(?P<{}>[^\"'<>]+?)[\"']?"
+
+
+def _functions(start: str, end: str, call_end: str = "</function>") -> TagForm:
+    return TagForm(
+        start,
+        end,
+        r"<function=[\"']?(?P<name>[^\s<>\"']+)[\"']?>",
+        call_end,
+        r"<parameter=[\"']?(?P<key>[^\s<>\"']+)[\"']?>",
+        "</parameter>",
+        lines=True,
+    )
+
+
+def _pairs(prefix: str) -> TagForm:
+    value = (
+        rf"<{prefix}arg_key>\s*(?P<key>[^<>]+?)\s*</{prefix}arg_key>"
+        rf"(?:\\n|\s)*<{prefix}arg_value>"
+    )
+    start, end = f"<{prefix}tool_call>", f"</{prefix}tool_call>"
+    return TagForm(start, end, _NAME, "", value, f"</{prefix}arg_value>")
+
+
+def _invocations(start: str, end: str, mark: str, type_: str = "") -> TagForm:
+    name, key = _QUOTED.format("name"), _QUOTED.format("key")
+    return TagForm(
+        start,
+        end,
+        rf"<{mark}invoke\s(?:[^<>]*?\s)?name={name}>",
+        f"</{mark}invoke>",
+        rf"<{mark}parameter\s(?:[^<>]*?\s)?name={key}{type_}\s*>",
+        f"</{mark}parameter>",
+    )
+
+
+_DSML: Final = "｜DSML｜"
+_DSML_TYPE: Final = r"(?:\s+string=\"(?P<type>true|false)\")?"
+
+
+def _dsml(name: str) -> TagForm:
+    start, end = (f"<{_DSML}{name}>", f"</{_DSML}{name}>") if name else (f"<{_DSML}invoke", "")
+    return _invocations(start, end, _DSML, _DSML_TYPE)
+
+
+_XTML: Final = r"(?:(?!<\|sep\|>).)*"
+
+FUNCTIONS: Final = _functions("<tool_call>", "</tool_call>")
+# Models leave out the first tag of a block alone.
+BARE_FUNCTIONS: Final = _functions(
+    "<function=", "", r"</function>(?:\s*</tool_call>(?:\s*<tool_call>(?=\s*<function=))?)?"
+)
+SEED: Final = _functions("<seed:tool_call>", "</seed:tool_call>")
+DSML: Final = tuple(_dsml(name) for name in ("function_calls", "tool_calls", ""))
+# The forms of families for which mlx-lm has parsers, by their names there.
+OF_MLX_LM: Final = {
+    "glm47": _pairs(""),
+    "laguna": _pairs(""),
+    "longcat": _pairs("longcat_"),
+    "minimax_m2": _invocations("<minimax:tool_call>", "</minimax:tool_call>", ""),
+    "muse_spark": _invocations("<atem:function_calls>", "</atem:function_calls>", "atem:"),
+    "qwen3_coder": FUNCTIONS,
+    "kimi_k3": TagForm(
+        "<|open|>tools<|sep|>",
+        "<|close|>tools<|sep|>",
+        rf"<\|open\|>call\s(?:{_XTML}?\s)?tool=\"(?P<name>[^\"]+)\"{_XTML}<\|sep\|>",
+        r"<\|close\|>call<\|sep\|>",
+        rf"<\|open\|>(?:json{_XTML}|argument\s(?:{_XTML}?\s)?key=\"(?P<key>[^\"]+)\""
+        rf"(?:{_XTML}?\stype=\"(?P<type>\w+)\")?{_XTML})<\|sep\|>",
+        r"<\|close\|>(?:argument|json)<\|sep\|>",
+    ),
+    "minicpm5": TagForm(
+        "<function name=",
+        "",
+        rf"<function\s+name\s*=\s*{_QUOTED.format('name')}\s*>",
+        "</function>",
+        rf"<param\s+name\s*=\s*{_QUOTED.format('key')}\s*>",
+        "</param>",
+        cdata=True,
+    ),
+}

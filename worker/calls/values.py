@@ -139,7 +139,7 @@ def _types(schema: Any, root: Any, references: int = _MOST_REFERENCES) -> set[st
         for part in _list(schema.get(choice)):
             types |= _types(part, root, references - 1)
     if isinstance(reference := schema.get("$ref"), str):
-        types |= _types(_at(root, reference), root, references - 1)
+        types |= _types(_referenced(root, reference), root, references - 1)
     return types
 
 
@@ -158,7 +158,7 @@ _TYPES: Final = {
 }
 
 
-def _at(root: Any, reference: str) -> Any:
+def _referenced(root: Any, reference: str) -> Any:
     """The part of a schema that a reference like "#/$defs/Mode" names; None if there is none."""
     for name in reference.removeprefix("#").split("/")[1:]:
         if not isinstance(root, dict):

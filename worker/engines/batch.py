@@ -11,14 +11,14 @@ from worker.engines.drawing import Drawing
 from worker.engines.lone import LonePrompt
 from worker.engines.pace import PrefillPace
 from worker.engines.room import Batch
-from worker.engines.row import CachedRow, Row
-from worker.engines.sequence import Broken, Sequence, Token
+from worker.engines.row import CachedRow, SequenceRow
+from worker.engines.sequence import BrokenSequence, Sequence, Token
+from worker.mlx_lm.added_caches import shift_row
 from worker.mlx_lm.caches import make_caches
 from worker.mlx_lm.decoding_row import RowCaches
-from worker.mlx_lm.generator import NewRow, Stepped
+from worker.mlx_lm.generator import NewRow, StepResult
 from worker.mlx_lm.row_groups import Grouping, GroupSize
-from worker.mlx_lm.row_shifts import shift_row
-from worker.prompt_cache.cache import PromptCache, Taken
+from worker.prompt_cache.cache import PromptCache, RestoredCaches
 from worker.prompt_cache.path import BLOCK_TOKENS
 from worker.sampling.scores import scored_chunk
 from worker.system.errors import one_sentence, passing_kind
@@ -35,7 +35,7 @@ _MUCH_LONGER: Final = 2
 AHEAD_TOKENS: Final = 2
 
 
-class Looking(NamedTuple):
+class PictureContext(NamedTuple):
     """A model that looks at pictures, and the prompt cache that keeps what the model sees."""
 
     vision: Vision
@@ -53,7 +53,7 @@ class RowBatch:
         pace: PrefillPace,
         on_prefill: Callable[[int, float], None],
         prompts: int = PREFILL_ROWS,
-        looking: Looking | None = None,
+        looking: PictureContext | None = None,
     ) -> None:
         """`on_prefill` is called with the tokens and the seconds of each chunk. At most `prompts`
         prompts are computed at a time. `looking` None: no sequence has pictures.
@@ -69,9 +69,9 @@ class RowBatch:
         # Seconds that the last step spent on prompts.
         self.prefill_s = 0.0
         # Rows that have ended, with their caches, until `ended_rows` takes them.
-        self._ended: list[tuple[Row, RowCaches]] = []
+        self._ended: list[tuple[SequenceRow, RowCaches]] = []
         # Rows by mlx-lm's number, in the order in which they joined.
-        self._rows: dict[int, Row] = {}
+        self._rows: dict[int, SequenceRow] = {}
         self._prefilling: set[int] = set()
         # Rows in prefill that have only the last token of their prompt left. mlx-lm computes this
         # token with the next step.
@@ -79,13 +79,13 @@ class RowBatch:
         # The prompts that are computed alone, the first one now. Their rows have numbers below 0
         # until they join mlx-lm's batch.
         self._lone: dict[int, LonePrompt] = {}
-        self._unfit: list[Broken] = []
+        self._unfit: list[BrokenSequence] = []
 
     def __len__(self) -> int:
         return len(self._rows)
 
     @property
-    def rows(self) -> Iterable[Row]:
+    def rows(self) -> Iterable[SequenceRow]:
         return self._rows.values()
 
     def takes(self, tokens: int) -> bool:
@@ -112,7 +112,7 @@ class RowBatch:
         most_tokens = _MUCH_LONGER * (tokens + _ENOUGH_TOKENS)
         return any(row.seen_tokens > most_tokens for row in self._together)
 
-    def prefills(self, row: Row) -> bool:
+    def prefills(self, row: SequenceRow) -> bool:
         """Whether this row is computing its prompt."""
         return any(each is row for each in self.prefilling)
 
@@ -121,7 +121,7 @@ class RowBatch:
         return len(self._rows) > len(self._prefilling) + len(self._lone)
 
     def sizes(
-        self, joining: Iterable[int] = (), length: Callable[[Row], int] | None = None
+        self, joining: Iterable[int] = (), length: Callable[[SequenceRow], int] | None = None
     ) -> list[Batch]:
         """The sizes of the groups of rows after the next step, once rows of the lengths `joining`
         have joined. With `length` each row counts with that many tokens.
@@ -136,11 +136,11 @@ class RowBatch:
         coming = (length(row) for uid, row in self._rows.items() if uid not in decoding)
         return sizes_of(self._grouping, [*coming, *joining], groups)
 
-    def insert(self, sequence: Sequence, number: int, taken: Taken | None = None) -> None:
+    def insert(self, sequence: Sequence, number: int, taken: RestoredCaches | None = None) -> None:
         """Add a sequence as the row `number`. `taken` has caches of its first tokens, from the
         prompt cache.
         """
-        row = Row.of(sequence, 0 if taken is None else taken.tokens, number)
+        row = SequenceRow.of(sequence, 0 if taken is None else taken.tokens, number)
         caches = None if taken is None else taken.caches
         if self._looking is not None and sequence.pictures is not None:
             shift = self._looking.vision.shift_behind(sequence.pictures, row.seen_tokens)
@@ -152,12 +152,12 @@ class RowBatch:
             shift_row(caches, shift)
         self._join(row, caches)
 
-    def _alone(self, row: Row, caches: list[Any]) -> LonePrompt:
+    def _alone(self, row: SequenceRow, caches: list[Any]) -> LonePrompt:
         assert self._looking is not None
         vision, prompt_cache = self._looking
         return LonePrompt(row, caches, vision, lambda: make_caches(self._tap), prompt_cache)
 
-    def _join(self, row: Row, caches: list[Any] | None) -> int:
+    def _join(self, row: SequenceRow, caches: list[Any] | None) -> int:
         """Have a row join mlx-lm's batch. `caches` have seen `row.seen_tokens` tokens."""
         sequence, done = row.sequence, row.seen_tokens
         ends = self._eos_token_ids if sequence.ends_at_eos else ()
@@ -178,20 +178,20 @@ class RowBatch:
         self._prefilling.add(uid)
         return uid
 
-    def take_over(self, other: RowBatch) -> None:
+    def merge(self, other: RowBatch) -> None:
         """Take in all rows of another batch, which decode. Both share their drawing."""
-        self._generator.take_over(other._generator)
+        self._generator.merge(other._generator)
         rows = [*self._rows.items(), *other._rows.items()]
         self._rows = dict(sorted(rows, key=lambda each: each[1].number))
         other._rows = {}
 
     def remove(self, request_ids: set[str]) -> None:
         """Take rows out. Unknown ids are ignored."""
-        self._take_out(
+        self._remove_rows(
             [uid for uid, row in self._rows.items() if row.sequence.request_id in request_ids]
         )
 
-    def least_missed(self) -> tuple[int, Row]:
+    def next_to_put_aside(self) -> tuple[int, SequenceRow]:
         """The row to put aside first, and mlx-lm's number of this row: among the rows of the lowest
         priority the last that joined.
         """
@@ -200,7 +200,7 @@ class RowBatch:
     def put_aside(self, uid: int) -> Sequence:
         """Take a row out by mlx-lm's number. Returns the rest of its sequence."""
         row = self._rows[uid]
-        self._take_out([uid])
+        self._remove_rows([uid])
         return row.sequence.rest(row.generated)
 
     def step(self, *, beside_decoding: bool, share_s: float) -> list[Token]:
@@ -221,11 +221,11 @@ class RowBatch:
         else:
             responses = self._step_with_prefill(decoding=decoding, share_s=share_s).tokens
         # Reading scores may fail, so it comes before any row counts its token.
-        scores = [self._sampler.take_score(each.uid) for each in responses]
+        scores = [self._sampler.next_score(each.uid) for each in responses]
         tokens = []
         for response, score in zip(responses, scores, strict=True):
             row = self._rows[response.uid]
-            tokens.append(row.take_token(response, score))
+            tokens.append(row.record_token(response, score))
             # The caches have seen the token that is given out, since mlx-lm has begun the next one.
             row.seen_tokens = row.tokens
             if response.prompt_cache is not None:
@@ -233,11 +233,13 @@ class RowBatch:
                 self._forget(response.uid)
         return tokens
 
-    def take_broken(self) -> list[Broken]:
+    def remove_broken(self) -> list[BrokenSequence]:
         """Take out rows that can't go on."""
-        found = self._sampler.take_broken()
-        broken = [Broken(self._rows[uid].sequence.request_id, why) for uid, why in found.items()]
-        self._take_out(list(found))
+        found = self._sampler.remove_broken()
+        broken = [
+            BrokenSequence(self._rows[uid].sequence.request_id, why) for uid, why in found.items()
+        ]
+        self._remove_rows(list(found))
         unfit, self._unfit = self._unfit, []
         return broken + unfit
 
@@ -257,7 +259,7 @@ class RowBatch:
             elif lone.left > 0:
                 context = row.seen_tokens
                 chunk = self._pace.chunk(1, decoding, context, share_s)
-                tokens = lone.advance(to_block_end(chunk, row.unkept_tokens), self._working_bytes)
+                tokens = lone.advance(to_block_end(chunk, row.uncached_tokens), self._working_bytes)
                 seconds = perf_counter() - began_s
                 if self._pace.observe(tokens, seconds, context):
                     self._on_prefill(tokens, seconds)
@@ -268,8 +270,8 @@ class RowBatch:
                 raise
             logger.exception("A prompt with pictures can't be computed")
             request_id = row.sequence.request_id
-            self._unfit.append(Broken(request_id, one_sentence(error), pictures=True))
-            self._take_out([uid])
+            self._unfit.append(BrokenSequence(request_id, one_sentence(error), pictures=True))
+            self._remove_rows([uid])
             return
         self.prefill_s = perf_counter() - began_s
         if lone.left <= 0:
@@ -277,14 +279,14 @@ class RowBatch:
             # mlx-lm computes the last token with the next step.
             self._at_end.add(self._join(row, lone.caches))
 
-    def _step_with_prefill(self, *, decoding: bool, share_s: float) -> Stepped:
+    def _step_with_prefill(self, *, decoding: bool, share_s: float) -> StepResult:
         rows = len(self._prefilling)
         context = max(each.seen_tokens for each in self._together)
         chunk = self._pace.chunk(rows, decoding, context, share_s)
         watched = any(self._rows[uid].prompt_scores is not None for uid in self._prefilling)
         if watched:
             chunk = min(chunk, scored_chunk(rows, self._tap.vocabulary, self._working_bytes))
-        unkept = (self._rows[uid].unkept_tokens for uid in self._prefilling - self._at_end)
+        unkept = (self._rows[uid].uncached_tokens for uid in self._prefilling - self._at_end)
         chunk = to_block_end(chunk, max(unkept, default=0))
         stepped = self._generator.step(chunk, watched=watched)
         scored_s = 0.0
@@ -313,19 +315,19 @@ class RowBatch:
         """
         if not responses:
             return
-        logits = self._tap.take()
+        logits = self._tap.pop_logits()
         for place, response in enumerate(responses):
             row = self._rows[response.uid]
             # `seen_tokens` still has the value from before the chunk.
             row.score_prompt(logits[place], _seen(row, response))
 
     @property
-    def prefilling(self) -> list[Row]:
+    def prefilling(self) -> list[SequenceRow]:
         """The rows whose prompts are being computed."""
         return [*self._together, *(each.row for each in self._lone.values())]
 
     @property
-    def _together(self) -> list[Row]:
+    def _together(self) -> list[SequenceRow]:
         """The rows whose prompts mlx-lm computes."""
         return [self._rows[uid] for uid in self._prefilling]
 
@@ -342,15 +344,15 @@ class RowBatch:
                 self._rows[uid], *found, prefills=uid in self._prefilling or uid in self._lone
             )
             for uid, found in places.items()
-            if self._rows[uid].kept is not None
+            if self._rows[uid].cached_blocks is not None
         ]
 
     def ended_rows(self) -> list[CachedRow]:
         """The rows that ended since the last call and of which the prompt cache may keep blocks."""
         ended, self._ended = self._ended, []
-        return [CachedRow(row, *caches) for row, caches in ended if row.kept is not None]
+        return [CachedRow(row, *caches) for row, caches in ended if row.cached_blocks is not None]
 
-    def _take_out(self, uids: list[int]) -> None:
+    def _remove_rows(self, uids: list[int]) -> None:
         joined = [each for each in uids if each not in self._lone]
         if joined:
             self._generator.remove(joined)
@@ -379,20 +381,20 @@ def sizes_of(
     return [Batch(each.places, each.longest_tokens) for each in sizes]
 
 
-def _next_tokens(row: Row) -> int:
+def _next_tokens(row: SequenceRow) -> int:
     return row.tokens + AHEAD_TOKENS
 
 
-def to_block_end(tokens: int, unkept_tokens: int) -> int:
+def to_block_end(tokens: int, uncached_tokens: int) -> int:
     """The length of a chunk of at most `tokens` tokens. It ends with a block of the row that has
-    `unkept_tokens` tokens which the prompt cache doesn't have, unless it is too short for that.
+    `uncached_tokens` tokens which the prompt cache doesn't have, unless it is too short for that.
     """
-    beyond = unkept_tokens % BLOCK_TOKENS
+    beyond = uncached_tokens % BLOCK_TOKENS
     whole = (beyond + tokens) // BLOCK_TOKENS * BLOCK_TOKENS
     return whole - beyond if whole else tokens
 
 
-def _seen(row: Row, response: Any) -> int:
+def _seen(row: SequenceRow, response: Any) -> int:
     """How many tokens the row's caches have seen after a step. `response` is mlx-lm's, which counts
     the tokens since the row joined.
     """

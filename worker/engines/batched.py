@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from time import perf_counter
 from typing import Any, Final, NamedTuple
 
-from worker.engines.batch import AHEAD_TOKENS, PREFILL_ROWS, Looking, RowBatch, sizes_of
-from worker.engines.drawing import Drawing, Learned
+from worker.engines.batch import AHEAD_TOKENS, PREFILL_ROWS, PictureContext, RowBatch, sizes_of
+from worker.engines.drawing import Drawing, EngineStatistics
 from worker.engines.keeper import QueuedEngine
 from worker.engines.pace import PrefillPace
 from worker.engines.room import (
@@ -19,10 +19,9 @@ from worker.engines.room import (
     largest_chunk,
     step_bytes,
 )
-from worker.engines.row import Row
-from worker.engines.row_bound import MOST_ROWS, most_rows
-from worker.engines.sequence import Broken, EngineNeed, Sequence, Token
-from worker.guesses.costs import StepCosts
+from worker.engines.row import SequenceRow
+from worker.engines.sequence import BrokenSequence, EngineNeed, Sequence, Token
+from worker.guesses.costs import MOST_ROWS, StepCosts, most_rows
 from worker.guesses.guesser import Shares
 from worker.mlx_lm.caches import takes_padding, takes_padding_again
 from worker.mlx_lm.company import takes_groups
@@ -41,7 +40,7 @@ _CAUTION: Final = 0.75
 _HORIZON_TOKENS: Final = 512
 
 
-class Joining(NamedTuple):
+class JoiningSequence(NamedTuple):
     """A sequence of `tokens` tokens that is to join `batch`."""
 
     batch: RowBatch
@@ -97,13 +96,15 @@ class BatchedEngine(QueuedEngine):
         self.step_costs = StepCosts()
         # Other ranks take one token a row in a step.
         guesses = guesses and alone and padding
-        self._learned = Learned(self.step_costs, Shares() if guesses else None, draft, Shares())
+        self._learned = EngineStatistics(
+            self.step_costs, Shares() if guesses else None, draft, Shares()
+        )
         self._model = model
         groups = alone and (takes_groups(model) if groups is None else groups)
         self._grouping = grouping(room.shape) if groups else ONE_GROUP
         # Only batches with groups join each other.
         self._drawing = None if self._grouping is ONE_GROUP else self._new_drawing()
-        self._looking = None if vision is None else Looking(vision, prompt_cache)
+        self._looking = None if vision is None else PictureContext(vision, prompt_cache)
         self._eos_token_ids = tuple(eos_token_ids)
         self._configured_rows = max_concurrency
         self._worth_bytes = max(room.weight_bytes, step_bytes())
@@ -157,7 +158,7 @@ class BatchedEngine(QueuedEngine):
             case batches:
                 wanted = [size for each in batches for size in each.sizes(length=_soon_tokens)]
                 wanted += [Batch(1, each) for each in joining]
-        last = self._last_to_leave()
+        last = self._last_to_put_aside()
         alone = Batch(1, (last[1].tokens if last else joining[0]) + AHEAD_TOKENS)
         if self._waiting:
             first = Batch(1, len(self._waiting[0].token_ids) + AHEAD_TOKENS)
@@ -181,12 +182,12 @@ class BatchedEngine(QueuedEngine):
 
     def step(self) -> list[Token]:
         if self._stepped is not None:
-            self.keep()
+            self.store_blocks()
         if self._keeper is not None:
             self._keeper.cache.collect()
         self.make_room()
         self._join_batches()
-        self._take_in()
+        self._admit_waiting()
         if not self._batches:
             return []
         batch = self._batches[0]
@@ -202,7 +203,7 @@ class BatchedEngine(QueuedEngine):
         self._stepped = batch
         return tokens
 
-    def keep(self) -> None:
+    def store_blocks(self) -> None:
         batch, self._stepped = self._stepped, None
         if batch is None:
             if self._keeper is not None:
@@ -210,7 +211,7 @@ class BatchedEngine(QueuedEngine):
             return
         ended = batch.ended_rows()
         if self._keeper is not None:
-            self._keeper.keep(batch.cached_rows(), ended, self._sizes())
+            self._keeper.store_blocks(batch.cached_rows(), ended, self._sizes())
         if not len(batch) and len(self._batches) > 1:
             self._close(batch)
 
@@ -219,16 +220,16 @@ class BatchedEngine(QueuedEngine):
         beside them.
         """
         while self._rows and not self._room.holds(self._sizes()):
-            choices = [(each, *each.least_missed()) for each in self._batches if len(each)]
+            choices = [(each, *each.next_to_put_aside()) for each in self._batches if len(each)]
             batch, uid, _ = min(choices, key=lambda each: each[2].sequence.priority)
             self._add_first(batch.put_aside(uid))
         if self._keeper is not None:
             self._keeper.give_way(self._sizes())
 
-    def take_broken(self) -> list[Broken]:
-        return [broken for each in self._batches for broken in each.take_broken()]
+    def remove_broken(self) -> list[BrokenSequence]:
+        return [broken for each in self._batches for broken in each.remove_broken()]
 
-    def begin_anew(self) -> bool:
+    def recompute_all(self) -> bool:
         if self._make_generator is not Generator:
             # The step that failed here may have succeeded in other ranks, so caches would differ.
             return False
@@ -265,7 +266,7 @@ class BatchedEngine(QueuedEngine):
         left_s = self._stall_s - sum(each.prefill_s for each in others)
         return max(0.0, min(left_s, self._stall_s / (1 + prefilling)))
 
-    def _last_to_leave(self) -> tuple[RowBatch, Row] | None:
+    def _last_to_put_aside(self) -> tuple[RowBatch, SequenceRow] | None:
         """The row that would be put aside last, and its batch; None: there are no rows."""
         rows = [(batch, row) for batch in self._batches for row in batch.rows]
         return max(
@@ -275,7 +276,7 @@ class BatchedEngine(QueuedEngine):
     def _sizes(self) -> list[Batch]:
         return [size for each in self._batches for size in each.sizes()]
 
-    def _take_in(self) -> None:
+    def _admit_waiting(self) -> None:
         """Let waiting sequences join batches, or begin a batch.
 
         A sequence may be overtaken by those behind it. If it waits for blocks from disk, any
@@ -284,7 +285,7 @@ class BatchedEngine(QueuedEngine):
         may overtake it, and only while nothing runs.
         """
         overtaken = False
-        later: list[Joining] = []
+        later: list[JoiningSequence] = []
         for sequence in list(self._waiting):
             rows = self._rows
             if rows + len(later) >= self.most_rows or (overtaken and rows):
@@ -301,9 +302,9 @@ class BatchedEngine(QueuedEngine):
                 and not self._waits_for_room(batch, sequence)
             ):
                 self._insert(batch, sequence)
-                self._begins(sequence)
+                self._remove_from_queue(sequence)
             elif batch is not None:
-                later.append(Joining(batch, tokens))
+                later.append(JoiningSequence(batch, tokens))
             elif rows:
                 return
             else:
@@ -318,10 +319,10 @@ class BatchedEngine(QueuedEngine):
             return
         batch = min(batches, key=lambda each: (bool(each.prefilling), len(each)))
         other = max((each for each in batches if each is not batch), key=len)
-        joining = [Joining(other, row.tokens + AHEAD_TOKENS) for row in batch.rows]
+        joining = [JoiningSequence(other, row.tokens + AHEAD_TOKENS) for row in batch.rows]
         # The rows exist twice until they have joined.
         if not batch.prefilling and self._room.holds(self._with(*joining)):
-            other.take_over(batch)
+            other.merge(batch)
             self._close(batch)
 
     def _uncached_tokens(self, sequence: Sequence) -> int:
@@ -334,7 +335,7 @@ class BatchedEngine(QueuedEngine):
             batch.insert(sequence, self._begun)
             return
         self._keeper.give_way(self._joined(batch, sequence), sequence.path)
-        batch.insert(sequence, self._begun, self._keeper.take(sequence))
+        batch.insert(sequence, self._begun, self._keeper.restore(sequence))
 
     def _waits_for_room(self, batch: RowBatch, sequence: Sequence) -> bool:
         return self._keeper is not None and self._keeper.waits_for_room(
@@ -345,22 +346,24 @@ class BatchedEngine(QueuedEngine):
         """The sizes of all batches once the sequence has joined `batch`. Its cached blocks count a
         second time, as a batch of one row, since they exist twice until they are merged.
         """
-        joined = self._with(Joining(batch, len(sequence.token_ids) + AHEAD_TOKENS))
+        joined = self._with(JoiningSequence(batch, len(sequence.token_ids) + AHEAD_TOKENS))
         return [*joined, Batch(1, len(sequence.token_ids))]
 
     def _fits(self, tokens: int) -> bool:
         """Whether a sequence of `tokens` tokens fits one of the batches, or a new one."""
-        joined = any(self._room.holds(self._with(Joining(each, tokens))) for each in self._batches)
+        joined = any(
+            self._room.holds(self._with(JoiningSequence(each, tokens))) for each in self._batches
+        )
         return joined or self._may_open(tokens, [])
 
-    def _place(self, tokens: int, later: list[Joining]) -> RowBatch | None:
+    def _place(self, tokens: int, later: list[JoiningSequence]) -> RowBatch | None:
         """The batch that a sequence of `tokens` tokens should join, perhaps a new one; None: the
         sequence has to wait. Room for the sequences in `later` is left free.
         """
         fitting = [
             (self._padding_bytes(batch, tokens), batch)
             for batch in self._batches
-            if self._room.holds(self._with(Joining(batch, tokens), *later))
+            if self._room.holds(self._with(JoiningSequence(batch, tokens), *later))
         ]
         least_bytes, best = min(fitting, key=lambda each: each[0], default=(0, None))
         pays = least_bytes <= self._worth_bytes
@@ -368,11 +371,11 @@ class BatchedEngine(QueuedEngine):
             return best
         return self._open() if self._may_open(tokens, later) else best
 
-    def _may_open(self, tokens: int, later: list[Joining]) -> bool:
+    def _may_open(self, tokens: int, later: list[JoiningSequence]) -> bool:
         alone = [*self._with(*later), Batch(1, tokens)]
         return len(self._batches) < _MOST_BATCHES and self._room.holds(alone)
 
-    def _with(self, *joining: Joining) -> list[Batch]:
+    def _with(self, *joining: JoiningSequence) -> list[Batch]:
         """The sizes of all batches once these sequences have joined their batches."""
         return [
             size
@@ -419,6 +422,6 @@ class BatchedEngine(QueuedEngine):
         batch.close()
 
 
-def _soon_tokens(row: Row) -> int:
+def _soon_tokens(row: SequenceRow) -> int:
     """The length of a row `_HORIZON_TOKENS` later, or at its end."""
     return min(row.tokens + _HORIZON_TOKENS, row.most_tokens)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from worker.engines.sequence import Sequence
-from worker.mlx_lm import decoding as mlx_lm
+from worker.mlx_lm.added_caches import QuantizingModel
 from worker.mlx_lm.caches import (
     can_be_merged,
     can_be_quantized,
@@ -17,7 +17,7 @@ from worker.mlx_lm.caches import (
     make_caches,
 )
 from worker.mlx_lm.generator import Tap
-from worker.mlx_lm.quantized_cache import QuantizingModel
+from worker.mlx_lm.generator import decode as decode_tokens
 from worker.sampling.scores import Score
 from worker.structure.sampler import ConstrainedSampler
 from worker.system.errors import ModelError, may_pass, one_sentence
@@ -76,7 +76,7 @@ def _check_quantizable(caches: list[Any]) -> None:
         )
 
 
-class Decoded(NamedTuple):
+class DecodedToken(NamedTuple):
     token_id: int
     score: Score | None
 
@@ -86,27 +86,27 @@ class RowSampler:
 
     def __init__(self, sequence: Sequence, model: Any) -> None:
         self.tap = Tap(model)
-        self._sampler = ConstrainedSampler[int](lambda: (0,), self.tap.take)
+        self._sampler = ConstrainedSampler[int](lambda: (0,), self.tap.pop_logits)
         sequence.join(self._sampler, 0)
 
     def __call__(self, logprobs: mx.array) -> mx.array:
         return self._sampler(logprobs)
 
-    def take_score(self) -> Score | None:
-        return self._sampler.take_score(0)
+    def next_score(self) -> Score | None:
+        return self._sampler.next_score(0)
 
-    def take_broken(self) -> str | None:
+    def remove_broken(self) -> str | None:
         """The reason why the sequence can't go on; None: it can go on."""
-        return self._sampler.take_broken().get(0)
+        return self._sampler.remove_broken().get(0)
 
 
-def decode(sequence: Sequence, caches: list[Any], sampler: RowSampler) -> Iterator[Decoded]:
+def decode(sequence: Sequence, caches: list[Any], sampler: RowSampler) -> Iterator[DecodedToken]:
     """Decode at most `max_tokens` tokens of the sequence. At the beginning the caches have seen all
     tokens of the sequence but the last. When a token is given out, the caches have seen that token,
     too. `sampler` belongs to the sequence.
     """
     budget = [] if sequence.budget is None else [sequence.budget]
-    for token_id in mlx_lm.decode(
+    for token_id in decode_tokens(
         sequence.token_ids, sampler.tap, caches, sequence.max_tokens, sampler, budget
     ):
-        yield Decoded(token_id, sampler.take_score())
+        yield DecodedToken(token_id, sampler.next_score())

@@ -1,21 +1,27 @@
-"""What computes the rows of a batch and draws their tokens."""
+"""The model, the sampler and the guesser that compute the rows of a batch and draw their tokens."""
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
 
+from protocol.life import STATE_TOKENS
+from worker.engines.room import CacheSizes, measure
 from worker.guesses.costs import StepCosts
 from worker.guesses.guesser import BatchGuesser, Drafts, Shares
-from worker.mlx_lm.caches import keeps_states
+from worker.mlx_lm.caches import can_be_merged, in_words, keeps_states, make_caches, takes_padding
+from worker.mlx_lm.drafting import DraftModel
 from worker.mlx_lm.generator import Generator, MakeGenerator, Tap
 from worker.mlx_lm.guessing import Draft
+from worker.mlx_lm.heads import HeadDrafter
 from worker.mlx_lm.row_groups import ONE_GROUP, Grouping
 from worker.sampling.scores import scored_chunk
 from worker.structure.sampler import ConstrainedSampler
+from worker.system.errors import ModelError
 
 
-class Learned(NamedTuple):
+class EngineStatistics(NamedTuple):
     """What all batches of an engine learn: the costs of steps, and how many guesses are right, of
     those that are found and of those of the `draft`. `shares` None: nothing is guessed.
     """
@@ -35,7 +41,7 @@ class Drawing:
         self,
         model: Any,
         working_bytes: int = 0,
-        learned: Learned | None = None,
+        learned: EngineStatistics | None = None,
         grouping: Grouping = ONE_GROUP,
         make_generator: MakeGenerator | None = None,
     ) -> None:
@@ -46,7 +52,7 @@ class Drawing:
         self.tap = Tap(model)
         self.working_bytes = working_bytes
         self.grouping = grouping
-        self.sampler = ConstrainedSampler[int](self.tap.rows, self.tap.take)
+        self.sampler = ConstrainedSampler[int](self.tap.rows, self.tap.pop_logits)
         self.guesser: BatchGuesser | None = None
         self._numbers = count()
         self._make_generator = make_generator
@@ -87,3 +93,38 @@ class Drawing:
     def _most_width(self, rows: int) -> int:
         """The most tokens a row whose logits fit into the memory of a step with so many rows."""
         return scored_chunk(rows, self.tap.vocabulary, self.working_bytes)
+
+
+def make_draft(model: Any, draft: Any, tokens: int) -> Draft:
+    """A draft model that guesses at most `tokens` tokens at a time.
+
+    Raises:
+        ModelError: guesses can't be checked in this model's batches, or the draft model can't
+            forget wrong ones.
+    """
+    if not can_be_merged(make_caches(model)) or not takes_padding(model):
+        raise ModelError(
+            f"draft_model: guesses are checked in batches, and a batch of this model, which has "
+            f"{in_words(make_caches(model))}, can't have different numbers of tokens a row."
+        )
+    unfit = DraftModel.unfit(draft)
+    if unfit:
+        raise ModelError(
+            f"draft_model: a draft model takes wrong guesses back from its caches, and this one "
+            f"has {in_words(unfit)}, which can't forget single tokens."
+        )
+    return Draft(DraftModel(draft), tokens)
+
+
+def make_head_draft(model: Any, tokens: int, sizes: CacheSizes) -> tuple[Draft | None, CacheSizes]:
+    """A model's own head, which guesses at most `tokens` tokens at a time, if the model has one.
+    Then the sizes of a sequence's caches include those of the head and of the states for it.
+    """
+    drafter = HeadDrafter.of(model, tokens)
+    if drafter is None or not can_be_merged(make_caches(model)) or not takes_padding(model):
+        return None, sizes
+    head_sizes = measure(partial(drafter, hidden=None), drafter.make_cache)
+    return Draft(drafter, tokens), sizes._replace(
+        row_bytes=sizes.row_bytes + STATE_TOKENS * drafter.state_bytes,
+        draft_token_bytes=head_sizes.token_bytes,
+    )

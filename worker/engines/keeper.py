@@ -12,10 +12,10 @@ from math import inf
 from typing import Final, NamedTuple
 
 from worker.engines.room import Batch, CacheRoom
-from worker.engines.row import CachedRow, Row
+from worker.engines.row import CachedRow, SequenceRow
 from worker.engines.sequence import EngineNeed, Sequence
 from worker.engines.turns import SharerSeconds, Turns
-from worker.prompt_cache.cache import Computed, PromptCache, Taken
+from worker.prompt_cache.cache import ComputedRow, PromptCache, RestoredCaches
 from worker.prompt_cache.path import BLOCK_TOKENS, Path
 
 # Blocks of an answer are kept so many at a time, because each time costs a copy in each layer.
@@ -35,7 +35,7 @@ _STEP_BYTES: Final = 4_000_000
 _LOAN_S: Final = 0.25
 
 
-class _Asked(NamedTuple):
+class _LoanRequest(NamedTuple):
     """The limit that a sequence wants, and the time when its wait began."""
 
     limit_bytes: int
@@ -50,7 +50,7 @@ class PromptKeeper:
         self._room = room
         self._fetching: set[str] = set()
         # The limits that waiting sequences want, by request.
-        self._asked: dict[str, _Asked] = {}
+        self._asked: dict[str, _LoanRequest] = {}
         self._limit_bytes = 0
         # The bytes of blocks that rows have computed and the cache doesn't have yet.
         self._missing_bytes = 0
@@ -103,7 +103,7 @@ class PromptKeeper:
             self.cache.shrink(most_bytes, [path])
         self.cache.shrink(most_bytes)
 
-    def waits(self, sequence: Sequence, sizes: list[Batch], prefilling: list[Row]) -> bool:
+    def waits(self, sequence: Sequence, sizes: list[Batch], prefilling: list[SequenceRow]) -> bool:
         """Whether a sequence should wait for cached blocks: its blocks are being read from disk or
         will be, or a row in `prefilling` is about to compute them. May begin the read.
         """
@@ -141,19 +141,19 @@ class PromptKeeper:
             return False
         beside_bytes = self.cache.bytes_ - self.cache.evictable_bytes
         needed_bytes = self._room.needed_bytes(joined) + beside_bytes + path_bytes
-        self._asked[request_id] = _Asked(needed_bytes, asked_at)
+        self._asked[request_id] = _LoanRequest(needed_bytes, asked_at)
         return True
 
     def cached_tokens(self, sequence: Sequence) -> int:
-        """The number of tokens that the caches from `take` would have seen."""
+        """The number of tokens that the caches from `restore` would have seen."""
         if sequence.path is None:
             return 0
         return self.cache.depth(sequence.path, len(sequence.token_ids)) * BLOCK_TOKENS
 
-    def take(self, sequence: Sequence) -> Taken | None:
+    def restore(self, sequence: Sequence) -> RestoredCaches | None:
         if sequence.path is None:
             return None
-        return self.cache.take(sequence.path, len(sequence.token_ids))
+        return self.cache.restore(sequence.path, len(sequence.token_ids))
 
     def forget(self, request_ids: Iterable[str]) -> None:
         for each in self._asked.keys() & set(request_ids):
@@ -162,7 +162,7 @@ class PromptKeeper:
             self.cache.forget(each)
             self._fetching.discard(each)
 
-    def keep(
+    def store_blocks(
         self, running: Iterable[CachedRow], ended: Iterable[CachedRow], sizes: list[Batch]
     ) -> None:
         """Keep new blocks of rows. First hand to the disk the blocks of the last call, which are
@@ -176,21 +176,22 @@ class PromptKeeper:
                 # A snapshot has the present state. After a wrong guess the state of a row that
                 # decodes can be that of some tokens before.
                 if each.prefills and not beyond:
-                    self._keep(each, depth, sizes)
+                    self._store_row(each, depth, sizes)
                 continue
-            if depth - (each.row.kept or 0) >= _ANSWER_BLOCKS or _has_prompt_left(each.row):
-                self._keep(each, depth, sizes)
-            left = depth - (each.row.kept or 0)
+            new_blocks = depth - (each.row.cached_blocks or 0)
+            if new_blocks >= _ANSWER_BLOCKS or _has_prompt_left(each.row):
+                self._store_row(each, depth, sizes)
+            left = depth - (each.row.cached_blocks or 0)
             self._missing_bytes += left * self.cache.block_bytes
         if not self.cache.needs_snapshots:
-            self._keep_ended(ended, sizes)
+            self._store_ended(ended, sizes)
         if not sizes:
             # No step follows during which the new blocks would be computed.
             self.cache.store()
 
-    def _keep(self, each: CachedRow, depth: int, sizes: list[Batch]) -> None:
+    def _store_row(self, each: CachedRow, depth: int, sizes: list[Batch]) -> None:
         row = each.row
-        if row.kept is None or depth <= row.kept:
+        if row.cached_blocks is None or depth <= row.cached_blocks:
             return
         computed = _computed(each, depth)
         if computed is None:
@@ -200,12 +201,12 @@ class PromptKeeper:
             bytes_ += self._room.shape.row_bytes
         if not self._makes_room(bytes_, sizes, [computed.path]):
             return  # There may be more room later: a row has all its caches until it ends.
-        self.cache.keep([computed])
+        self.cache.add([computed])
         if self.cache.needs_snapshots:
-            self.cache.keep_snapshot(computed.path, each.caches, each.place)
-        row.kept = depth
+            self.cache.add_snapshot(computed.path, each.caches, each.place)
+        row.cached_blocks = depth
 
-    def _keep_ended(self, ended: Iterable[CachedRow], sizes: list[Batch]) -> None:
+    def _store_ended(self, ended: Iterable[CachedRow], sizes: list[Batch]) -> None:
         """Keep the blocks of all ended rows at once. If there is too little room, keep those of as
         many rows as possible.
         """
@@ -213,13 +214,13 @@ class PromptKeeper:
         new = [each for each in found if each is not None and each.first < len(each.path.keys)]
         paths = [each.path for each in new]
         if self._makes_room(sum(self._bytes_of(each) for each in new), sizes, paths):
-            self.cache.keep(new)
+            self.cache.add(new)
             return
         for each in new:
             if self._makes_room(self._bytes_of(each), sizes, [each.path]):
-                self.cache.keep([each])
+                self.cache.add([each])
 
-    def _bytes_of(self, computed: Computed) -> int:
+    def _bytes_of(self, computed: ComputedRow) -> int:
         return max(0, len(computed.path.keys) - computed.first) * self.cache.block_bytes
 
     def _makes_room(self, bytes_: int, sizes: list[Batch], paths: list[Path]) -> bool:
@@ -253,9 +254,9 @@ class PromptKeeper:
         most_bytes = self._most_bytes(sizes)
         return 1 << 62 if most_bytes is None else most_bytes - self.cache.coming_bytes
 
-    def _will_share(self, row: Row, path: Path, depth: int) -> bool:
+    def _will_share(self, row: SequenceRow, path: Path, depth: int) -> bool:
         other = row.sequence.path
-        if other is None or row.kept is None:
+        if other is None or row.cached_blocks is None:
             return False
         if self.cache.needs_snapshots:
             shared = (
@@ -263,10 +264,10 @@ class PromptKeeper:
                 for each in other.boundaries
                 if each <= len(path.keys) and path.keys[each - 1] == other.keys[each - 1]
             )
-            return row.kept < max(shared, default=0) >= depth + _SHARED_BLOCKS
+            return row.cached_blocks < max(shared, default=0) >= depth + _SHARED_BLOCKS
         last = depth + _SHARED_BLOCKS - 1
         return (
-            row.kept <= last < min(len(path.keys), len(other.keys))
+            row.cached_blocks <= last < min(len(path.keys), len(other.keys))
             and path.keys[last] == other.keys[last]
         )
 
@@ -305,7 +306,7 @@ class QueuedEngine(ABC):
 
     def add(self, sequence: Sequence) -> None:
         """Let a sequence wait, by its priority and then by the turn of its sharer."""
-        number = self._turns.take(sequence.sharer, sequence.share, len(sequence.token_ids))
+        number = self._turns.reserve(sequence.sharer, sequence.share, len(sequence.token_ids))
         self._numbers[sequence.request_id] = number
         place = len(self._waiting)
         while place and self._order(self._waiting[place - 1]) > self._order(sequence):
@@ -315,16 +316,16 @@ class QueuedEngine(ABC):
     def _order(self, sequence: Sequence) -> tuple[int, float]:
         return -sequence.priority, self._numbers.get(sequence.request_id, -inf)
 
-    def _begins(self, sequence: Sequence) -> None:
+    def _remove_from_queue(self, sequence: Sequence) -> None:
         """Take a sequence out of the queue, as it begins."""
         self._waiting.remove(sequence)
         if (number := self._numbers.pop(sequence.request_id, None)) is not None:
-            self._turns.begin(number)
+            self._turns.start(number)
 
-    def take_costs(self) -> dict[str, float]:
-        return self._costs.take()
+    def collect_costs(self) -> dict[str, float]:
+        return self._costs.collect()
 
-    def take_hopeless(self) -> list[Sequence]:
+    def remove_hopeless(self) -> list[Sequence]:
         hopeless = [
             each
             for each in self._waiting
@@ -353,21 +354,23 @@ class QueuedEngine(ABC):
             self._keeper.forget(request_ids)
 
 
-def _computed(each: CachedRow, depth: int) -> Computed | None:
+def _computed(each: CachedRow, depth: int) -> ComputedRow | None:
     """The blocks of a row up to `depth` that the cache doesn't have; None: no blocks of this row
     are to be kept.
     """
     row, path = each.row, each.row.sequence.path
-    if path is None or row.kept is None:
+    if path is None or row.cached_blocks is None:
         return None
     token_ids = row.sequence.token_ids
     if row.generated:
         token_ids = token_ids + row.generated
     so_far = path.to(token_ids[: depth * BLOCK_TOKENS])
-    return Computed(so_far.to_depth(depth), token_ids, each.caches, each.place, row.kept)
+    return ComputedRow(
+        so_far.to_depth(depth), token_ids, each.caches, each.place, row.cached_blocks
+    )
 
 
-def _has_prompt_left(row: Row) -> bool:
+def _has_prompt_left(row: SequenceRow) -> bool:
     """Whether the row's prompt has a block that could be kept and hasn't been kept."""
     path = row.sequence.path
-    return path is not None and row.kept is not None and row.kept < len(path.keys)
+    return path is not None and row.cached_blocks is not None and row.cached_blocks < len(path.keys)

@@ -11,13 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 from protocol.prompt_store.payloads import KEY_BYTES
-from worker.engines.row import Row
+from worker.engines.row import SequenceRow
 from worker.engines.sequence import Sequence
-from worker.mlx_lm.decoding import stream
-from worker.mlx_lm.generator import LARGE_VOCABULARY
+from worker.mlx_lm.generator import LARGE_VOCABULARY, stream
 from worker.prompt_cache.cache import PromptCache
 from worker.sampling.scores import scored_chunk
-from worker.vision import Prompt, Remember, Vision
+from worker.vision import PicturePrompt, Remember, Vision
 
 
 class LonePrompt:
@@ -25,7 +24,7 @@ class LonePrompt:
 
     def __init__(
         self,
-        row: Row,
+        row: SequenceRow,
         caches: list[Any],
         vision: Vision,
         make_caches: Callable[[], list[Any]],
@@ -37,7 +36,7 @@ class LonePrompt:
         self._vision = vision
         self._make_caches = make_caches
         self._remember = None if prompt_cache is None else _remember(prompt_cache, row.sequence)
-        self._prompt: Prompt | None = None
+        self._prompt: PicturePrompt | None = None
         self._vocabulary = LARGE_VOCABULARY
 
     @property
@@ -57,12 +56,12 @@ class LonePrompt:
         """
         row = self.row
         with stream():
-            prompt = self._begin()
+            prompt = self._start()
             if prompt.whole and row.seen_tokens:
                 # The model computes this prompt only as a whole, so cached blocks are of no use.
                 self.caches = self._make_caches()
                 row.forget_cached()
-                prompt = self._begin()
+                prompt = self._start()
         self._prompt = prompt
 
     def advance(self, chunk: int, working_bytes: int) -> int:
@@ -78,13 +77,13 @@ class LonePrompt:
         self._vocabulary = self.row.compute_prompt(prompt, self.caches, length)
         return length
 
-    def _begin(self) -> Prompt:
+    def _start(self) -> PicturePrompt:
         row, sequence = self.row, self.row.sequence
-        return self._vision.begin(
+        return self._vision.start_prompt(
             sequence.token_ids, sequence.pictures, row.seen_tokens, self._remember
         )
 
-    def _length(self, prompt: Prompt, chunk: int, working_bytes: int) -> int:
+    def _length(self, prompt: PicturePrompt, chunk: int, working_bytes: int) -> int:
         row, pictures = self.row, self.row.sequence.pictures
         length = self.left if prompt.whole else min(self.left, chunk)
         if row.prompt_scores is not None:

@@ -16,7 +16,7 @@ from math import inf
 from typing import Final
 
 from protocol.life import LARGEST_CHUNK_TOKENS
-from worker.mlx_lm.array_size import most_parts
+from worker.system.memory import most_parts
 
 _SMALLEST: Final = 16
 _FIRST: Final = 64
@@ -41,7 +41,7 @@ class _Speed:
     context: int
     number: int
 
-    def at_least(self, context: int) -> float:
+    def lower_bound(self, context: int) -> float:
         """A lower bound of the speed behind `context` tokens. It assumes that a token's whole time
         is spent on looking at earlier tokens.
         """
@@ -149,12 +149,12 @@ class PrefillPace:
         fresh = self._fresh
         here = fresh.get(_magnitude(context))
         known = fresh.values() if here is None else (here,)
-        return max((each.at_least(context) for each in known), default=None)
+        return max((each.lower_bound(context) for each in known), default=None)
 
     @property
     def _fresh(self) -> dict[int, _Speed]:
         oldest = self._observed - _FRESH
-        return {at: each for at, each in self._speeds.items() if each.number > oldest}
+        return {magnitude: each for magnitude, each in self._speeds.items() if each.number > oldest}
 
 
 def _magnitude(context: int) -> int:

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from worker.engines.sequence import Sequence, Token
-from worker.mlx_lm.decoding import stream
 from worker.mlx_lm.decoding_row import RowToken
+from worker.mlx_lm.generator import stream
 from worker.prompt_cache.path import BLOCK_TOKENS
 from worker.sampling.scores import Score, score_prompt
 
 
 @dataclass(eq=False)
-class Row:
+class SequenceRow:
     """A sequence in the batch, and the tokens that were generated there. Rows are numbered in the
     order in which they begin.
     """
@@ -28,19 +28,19 @@ class Row:
     cached_tokens: int = 0
     seen_tokens: int = 0
     # How many blocks of the row the prompt cache has; None: it keeps no blocks of this row.
-    kept: int | None = None
+    cached_blocks: int | None = None
     # The scores of the prompt's tokens so far; None: no scores are wanted.
     prompt_scores: list[Score] | None = None
 
     @classmethod
-    def of(cls, sequence: Sequence, done: int, number: int = 0) -> Row:
+    def of(cls, sequence: Sequence, done: int, number: int = 0) -> SequenceRow:
         """The row of a sequence whose first `done` tokens come from the prompt cache."""
         return cls(
             sequence,
             number,
             cached_tokens=done,
             seen_tokens=done,
-            kept=None if sequence.path is None else done // BLOCK_TOKENS,
+            cached_blocks=None if sequence.path is None else done // BLOCK_TOKENS,
             prompt_scores=None if sequence.prompt_logprobs is None else [],
         )
 
@@ -49,9 +49,13 @@ class Row:
         return len(self.sequence.token_ids) + len(self.generated)
 
     @property
-    def unkept_tokens(self) -> int:
+    def uncached_tokens(self) -> int:
         """The tokens that the row's caches have seen and the prompt cache doesn't have."""
-        return 0 if self.kept is None else self.seen_tokens - self.kept * BLOCK_TOKENS
+        return (
+            0
+            if self.cached_blocks is None
+            else self.seen_tokens - self.cached_blocks * BLOCK_TOKENS
+        )
 
     @property
     def most_tokens(self) -> int:
@@ -68,7 +72,7 @@ class Row:
     def forget_cached(self) -> None:
         """Begin without the blocks of the prompt cache, and keep none."""
         self.seen_tokens = self.cached_tokens = 0
-        self.kept = None
+        self.cached_blocks = None
 
     def compute_prompt(
         self, compute: Callable[[mx.array, list[Any]], mx.array], caches: list[Any], length: int
@@ -96,7 +100,7 @@ class Row:
                 logits, self.sequence.token_ids, self.seen_tokens, end, alternatives
             )
 
-    def take_token(self, made: RowToken, score: Score | None) -> Token:
+    def record_token(self, made: RowToken, score: Score | None) -> Token:
         """Add a token to the answer. The first token carries the scores of the prompt."""
         self.generated.append(made.token)
         scores, self.prompt_scores = self.prompt_scores, None
@@ -118,7 +122,7 @@ class CachedRow(NamedTuple):
     of the row in them. `prefills`: the row's prompt is being computed.
     """
 
-    row: Row
+    row: SequenceRow
     caches: list[Any]
     place: int
     prefills: bool = False

@@ -14,7 +14,7 @@ from worker.prompt_cache.path import Path
 from worker.sampling.adjustments import Adjustments
 from worker.sampling.scores import Score
 from worker.sampling.settings import RowSampling
-from worker.structure.sampler import Constrained, ConstrainedSampler
+from worker.structure.sampler import ConstrainedSampler, SequenceConstraint
 from worker.vision import PictureInputs
 
 
@@ -60,7 +60,7 @@ class Sequence:
     # scores come with the first token of the answer.
     prompt_logprobs: int | None = None
     pictures: PictureInputs | None = None
-    constrained: Constrained | None = None
+    constrained: SequenceConstraint | None = None
     # The tokens that the client expects in the answer.
     prediction: tuple[int, ...] = ()
     # Who shares the model, and the weight of its turns.
@@ -125,7 +125,7 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class BrokenSequence:
     """A sequence that can't go on, and the reason. With `pictures` its prompt can't be computed
     because of its pictures. Otherwise its constraint can't be followed any further. The tokens that
     it made are valid.
@@ -168,10 +168,10 @@ class Engine(Protocol):
         computed anew when there is memory.
         """
 
-    def take_hopeless(self) -> list[Sequence]:
+    def remove_hopeless(self) -> list[Sequence]:
         """Take out the sequences that need more memory than the process can ever get."""
 
-    def take_broken(self) -> list[Broken]:
+    def remove_broken(self) -> list[BrokenSequence]:
         """Take out sequences that can't go on."""
 
     @property
@@ -192,7 +192,7 @@ class Engine(Protocol):
         prompts.
         """
 
-    def keep(self) -> None:
+    def store_blocks(self) -> None:
         """Keep the blocks of the last step in the prompt cache, for prompts that begin alike.
 
         This takes milliseconds for each row, so the caller first sends the tokens of the step. If
@@ -200,13 +200,13 @@ class Engine(Protocol):
         blocks are computed, and hands them to the disk.
         """
 
-    def take_costs(self) -> dict[str, float]:
+    def collect_costs(self) -> dict[str, float]:
         """The seconds of the steps since the last call, by the sharers of their sequences."""
 
     def clear_prompts(self) -> int:
         """Drop the prompt cache's blocks in memory. Returns the bytes that they had."""
 
-    def begin_anew(self) -> bool:
+    def recompute_all(self) -> bool:
         """Put all sequences aside, to be computed anew in shorter chunks. This is for a failure of
         the device, which may have spoilt all caches. Returns False if the engine can't do this.
         """

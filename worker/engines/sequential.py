@@ -12,16 +12,15 @@ from typing import Any, TypeAlias
 
 from protocol.answers import FinishReason
 from worker.engines.batch import to_block_end
-from worker.engines.decoding import Caches, Decoded, RowSampler, decode
+from worker.engines.decoding import Caches, DecodedToken, RowSampler, decode
 from worker.engines.keeper import QueuedEngine
 from worker.engines.pace import PrefillPace
 from worker.engines.room import Batch, CacheRoom, compiles_kernels, largest_chunk
-from worker.engines.row import CachedRow, Row
-from worker.engines.sequence import Broken, EngineNeed, Sequence, Token
+from worker.engines.row import CachedRow, SequenceRow
+from worker.engines.sequence import BrokenSequence, EngineNeed, Sequence, Token
 from worker.guesses.costs import StepCosts
-from worker.mlx_lm.decoding import stream
 from worker.mlx_lm.decoding_row import RowToken
-from worker.mlx_lm.generator import LARGE_VOCABULARY
+from worker.mlx_lm.generator import LARGE_VOCABULARY, stream
 from worker.prompt_cache.cache import PromptCache
 from worker.sampling.scores import scored_chunk
 from worker.system.errors import one_sentence, passing_kind
@@ -31,18 +30,18 @@ logger = logging.getLogger("worker")
 
 # Makes the model for one sequence from the tokens, the pictures, and the number of tokens that the
 # caches have seen.
-Begin: TypeAlias = Callable[[list[int], PictureInputs | None, int], Any]
+MakePrompt: TypeAlias = Callable[[list[int], PictureInputs | None, int], Any]
 
 
 @dataclass(eq=False)
-class _Run:
+class _RunningSequence:
     """The sequence that runs. `tokens` None: its prompt is being computed."""
 
-    row: Row
+    row: SequenceRow
     caches: list[Any]
     # The model for this sequence alone; None: the engine's model computes it.
     model: Any = None
-    tokens: Iterator[Decoded] | None = None
+    tokens: Iterator[DecodedToken] | None = None
     sampler: RowSampler | None = None
 
     @property
@@ -68,26 +67,26 @@ class SequentialEngine(QueuedEngine):
         room: CacheRoom,
         caches: Caches | None = None,
         prompt_cache: PromptCache | None = None,
-        begin: Begin | None = None,
+        make_prompt: MakePrompt | None = None,
     ) -> None:
-        """Without `caches` mlx-lm's caches for the model are used. `begin` is for a model that
-        looks at pictures.
+        """Without `caches` mlx-lm's caches for the model are used. `make_prompt` is for a model
+        that looks at pictures.
         """
         super().__init__(room, prompt_cache)
         self._model = model
         self._caches = Caches(model) if caches is None else caches
         self._eos_token_ids = frozenset(eos_token_ids)
-        self._run: _Run | None = None
+        self._run: _RunningSequence | None = None
         # The sequence of the last step, while its blocks haven't been kept.
-        self._stepped: _Run | None = None
+        self._stepped: _RunningSequence | None = None
         self._pace = PrefillPace(
             largest_chunk(),
             pair_elements=room.pair_elements,
             compiles=compiles_kernels(),
         )
         self._begun = 0
-        self._begin = begin
-        self._unfit: list[Broken] = []
+        self._make_prompt = make_prompt
+        self._unfit: list[BrokenSequence] = []
         self._vocabulary = LARGE_VOCABULARY
 
     @property
@@ -124,12 +123,12 @@ class SequentialEngine(QueuedEngine):
     def step(self) -> list[Token]:
         """Compute a chunk of the prompt, or a token."""
         if self._stepped is not None:
-            self.keep()
+            self.store_blocks()
         if self._keeper is not None:
             self._keeper.cache.collect()
         self.make_room()
         if self._run is None:
-            self._begin_next()
+            self._start_next()
         run = self._run
         if run is None:
             return []
@@ -140,23 +139,23 @@ class SequentialEngine(QueuedEngine):
         self._costs.add([run.row.sequence.sharer], perf_counter() - began_s)
         return tokens
 
-    def keep(self) -> None:
+    def store_blocks(self) -> None:
         run, self._stepped = self._stepped, None
         if run is not None:
-            self._keep(run, ended=run is not self._run)
+            self._store_run(run, ended=run is not self._run)
         elif self._keeper is not None:
             self._keeper.cache.store()
 
-    def take_broken(self) -> list[Broken]:
+    def remove_broken(self) -> list[BrokenSequence]:
         found, self._unfit = self._unfit, []
         run = self._run
-        reason = None if run is None or run.sampler is None else run.sampler.take_broken()
+        reason = None if run is None or run.sampler is None else run.sampler.remove_broken()
         if run is not None and reason is not None:
             self._run = None
-            found.append(Broken(run.row.sequence.request_id, reason))
+            found.append(BrokenSequence(run.row.sequence.request_id, reason))
         return found
 
-    def begin_anew(self) -> bool:
+    def recompute_all(self) -> bool:
         if self._run is not None:
             self._put_aside(self._run.row)
         self._stepped = None
@@ -166,11 +165,11 @@ class SequentialEngine(QueuedEngine):
 
     def close(self) -> None:
         self._waiting.clear()
-        self._run = self._stepped = self._begin = None
+        self._run = self._stepped = self._make_prompt = None
         self._model = None
         del self._caches
 
-    def _put_aside(self, row: Row) -> None:
+    def _put_aside(self, row: SequenceRow) -> None:
         self._add_first(row.sequence.rest(row.generated))
         self._run = None
 
@@ -184,7 +183,7 @@ class SequentialEngine(QueuedEngine):
     def _next_fits(self) -> bool:
         return self._room.holds([_size_of(self._waiting[0])])
 
-    def _begin_next(self) -> None:
+    def _start_next(self) -> None:
         if not self._waiting:
             return
         sequence = self._waiting[0]
@@ -198,21 +197,21 @@ class SequentialEngine(QueuedEngine):
             if self._keeper.waits_for_room(sequence, sizes):
                 return
             self._keeper.give_way(sizes, sequence.path)
-            taken = self._keeper.take(sequence)
-        self._begins(sequence)
+            taken = self._keeper.restore(sequence)
+        self._remove_from_queue(sequence)
         self._begun += 1
         done = 0 if taken is None else taken.tokens
         caches = self._caches.make() if taken is None else taken.caches
-        self._run = _Run(Row.of(sequence, done), caches)
+        self._run = _RunningSequence(SequenceRow.of(sequence, done), caches)
 
-    def _computes_prompt(self, run: _Run) -> bool:
+    def _computes_prompt(self, run: _RunningSequence) -> bool:
         """Compute a chunk of the prompt if some is left. Returns whether this step is for the
         prompt.
         """
         sequence = run.row.sequence
         try:
-            if self._begin is not None and run.model is None:
-                self._begin_prompt(run, self._begin)
+            if self._make_prompt is not None and run.model is None:
+                self._start_prompt(run, self._make_prompt)
             if run.left > 0:
                 self._prefill(run)
                 return True
@@ -222,22 +221,24 @@ class SequentialEngine(QueuedEngine):
             if sequence.pictures is None or passing_kind(error) is not None:
                 raise
             logger.exception("A prompt with pictures can't be computed")
-            self._unfit.append(Broken(sequence.request_id, one_sentence(error), pictures=True))
+            self._unfit.append(
+                BrokenSequence(sequence.request_id, one_sentence(error), pictures=True)
+            )
             self._run = None
             return True
         return False
 
-    def _begin_prompt(self, run: _Run, begin: Begin) -> None:
+    def _start_prompt(self, run: _RunningSequence, make_prompt: MakePrompt) -> None:
         row, sequence = run.row, run.row.sequence
         with stream():
-            run.model = begin(sequence.token_ids, sequence.pictures, row.seen_tokens)
+            run.model = make_prompt(sequence.token_ids, sequence.pictures, row.seen_tokens)
             if run.model.whole and row.seen_tokens and sequence.pictures is not None:
                 # The model computes this prompt only as a whole, so cached blocks are of no use.
                 run.caches = self._caches.make()
                 row.forget_cached()
-                run.model = begin(sequence.token_ids, sequence.pictures, 0)
+                run.model = make_prompt(sequence.token_ids, sequence.pictures, 0)
 
-    def _prefill(self, run: _Run) -> None:
+    def _prefill(self, run: _RunningSequence) -> None:
         """Compute a chunk of the prompt.
 
         mlx-lm's own loop gives nothing back before the whole prompt is computed. Until then the
@@ -246,7 +247,7 @@ class SequentialEngine(QueuedEngine):
         row = run.row
         began_s, begin = perf_counter(), row.seen_tokens
         chunk = self._pace.chunk(rows=1, decoding=False, context=begin)
-        length = min(run.left, to_block_end(chunk, row.unkept_tokens))
+        length = min(run.left, to_block_end(chunk, row.uncached_tokens))
         if run.model is not None and run.model.whole:
             length = run.left
         if (boundary := row.next_boundary) is not None:
@@ -261,9 +262,9 @@ class SequentialEngine(QueuedEngine):
         if self._keeper is not None:
             if shows_speed:
                 self._keeper.cache.speeds.observe_prefill(length, seconds)
-            self._keep(run, prefills=True)
+            self._store_run(run, prefills=True)
 
-    def _generate(self, run: _Run) -> Token:
+    def _generate(self, run: _RunningSequence) -> Token:
         row, sequence = run.row, run.row.sequence
         if run.tokens is None:
             run.tokens = self._decode(run)
@@ -274,25 +275,27 @@ class SequentialEngine(QueuedEngine):
             finish_reason = "stop"
         elif len(row.generated) + 1 >= sequence.max_tokens:
             finish_reason = "length"
-        token = row.take_token(RowToken(0, token_id, finish_reason), score)
+        token = row.record_token(RowToken(0, token_id, finish_reason), score)
         row.seen_tokens = row.tokens
         self._stepped = run
         if finish_reason is not None:
             self._run = None
         return token
 
-    def _decode(self, run: _Run) -> Iterator[Decoded]:
+    def _decode(self, run: _RunningSequence) -> Iterator[DecodedToken]:
         sequence = run.row.sequence
         run.sampler = RowSampler(sequence, run.model or self._model)
         return decode(sequence, run.caches, run.sampler)
 
-    def _keep(self, run: _Run, *, prefills: bool = False, ended: bool = False) -> None:
-        if self._keeper is None or run.row.kept is None:
+    def _store_run(
+        self, run: _RunningSequence, *, prefills: bool = False, ended: bool = False
+    ) -> None:
+        if self._keeper is None or run.row.cached_blocks is None:
             return
         cached = [CachedRow(run.row, run.caches, 0, prefills)]
         # A sequence that has ended needs no room any more, so `_sizes` is empty then. Its caches
         # still exist.
-        self._keeper.keep([] if ended else cached, cached if ended else [], self._sizes())
+        self._keeper.store_blocks([] if ended else cached, cached if ended else [], self._sizes())
 
 
 def _size_of(sequence: Sequence) -> Batch:

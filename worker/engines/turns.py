@@ -23,7 +23,7 @@ class Turns:
         self._now = 0.0
         self._ends: dict[str, float] = {}
 
-    def take(self, sharer: str, share: int, cost: float) -> float:
+    def reserve(self, sharer: str, share: int, cost: float) -> float:
         """The number of another piece of work."""
         number = max(self._now, self._ends.get(sharer, 0.0))
         self._ends[sharer] = number + cost / share
@@ -31,7 +31,7 @@ class Turns:
             del self._ends[min(self._ends, key=lambda each: self._ends[each])]
         return number
 
-    def begin(self, number: float) -> None:
+    def start(self, number: float) -> None:
         """Note that the piece with this number begins."""
         self._now = max(self._now, number)
 
@@ -48,7 +48,7 @@ class SharerSeconds:
         for each in names:
             self._seconds[each] = self._seconds.get(each, 0.0) + seconds / len(names)
 
-    def take(self) -> dict[str, float]:
+    def collect(self) -> dict[str, float]:
         """The seconds since the last call."""
         seconds, self._seconds = self._seconds, {}
         return seconds

@@ -37,7 +37,7 @@ class Errand:
         for line in sys.stdin.buffer:
             yield decoder.decode(line)
 
-    def begin(self) -> None:
+    def answer_versions(self) -> None:
         """Answer with the versions of Python, MLX and mlx-lm, once the imports are done."""
         self.answer(Environment(platform.python_version(), version("mlx"), version("mlx-lm")))
 

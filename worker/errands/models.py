@@ -28,7 +28,7 @@ def examine(errand: Errand) -> None:
     """Examine one model after another, and answer after each. If a model kills this process, the
     earlier answers are not lost.
     """
-    errand.begin()
+    errand.answer_versions()
     for source in errand.read(Examine).sources:
         errand.answer(_examined(source))
 
@@ -73,7 +73,7 @@ def measure(errand: Errand) -> None:
     """Answer with the times that a model needs for an answer and for a long prompt, as a worker
     does for one request.
     """
-    errand.begin()
+    errand.answer_versions()
     asked = errand.read(Measure)
     try:
         loaded = load(asked.source, lambda _done, _total: None, lambda: False)
@@ -89,7 +89,7 @@ def measure(errand: Errand) -> None:
     errand.answer(Measured(min(each.rest_s for each in answers), tuple(prompt_ids), tokens, long_s))
 
 
-class _Times(NamedTuple):
+class _AnswerTimes(NamedTuple):
     """The seconds until the first token, and from that to the last."""
 
     first_s: float
@@ -102,7 +102,7 @@ def _long_prompt(loaded: LoadedModel, prompt_ids: list[int], tokens: int) -> flo
     return _generate(loaded, repeated, 1).first_s
 
 
-def _generate(loaded: LoadedModel, prompt_ids: list[int], tokens: int) -> _Times:
+def _generate(loaded: LoadedModel, prompt_ids: list[int], tokens: int) -> _AnswerTimes:
     engine = BatchedEngine(loaded.model, (), 1, CacheRoom(measure_caches(loaded.model)))
     engine.add(Sequence("measured", prompt_ids, tokens, sampling=None, ignore_eos=True))
     made, began, first = 0, time.monotonic(), 0.0
@@ -113,12 +113,12 @@ def _generate(loaded: LoadedModel, prompt_ids: list[int], tokens: int) -> _Times
         made += new
     ended = time.monotonic()
     engine.close()
-    return _Times(first - began, ended - first)
+    return _AnswerTimes(first - began, ended - first)
 
 
 def compare(errand: Errand) -> None:
     """Answer how many greedy texts are the same alone and in a batch."""
-    errand.begin()
+    errand.answer_versions()
     asked = errand.read(Generated)
     loaded = load(asked.source, lambda _done, _total: None, lambda: False)
     prompts = [list(loaded.tokenizer.encode(each)) for each in asked.prompts]

@@ -48,7 +48,7 @@ _SMALL_CACHE_BYTES: Final = 32_000_000
 
 def probe(errand: Errand) -> None:
     """Carry out all orders, then give the memory back as a worker does."""
-    errand.begin()
+    errand.answer_versions()
     with released_memory():
         _obey_all(errand)
 
@@ -111,7 +111,9 @@ def _peak_bytes(size: _Size, head_dim: int, kind: mx.Dtype, *, with_array: bool)
 def join_arrays(elements: int) -> ComparedArray:
     """Join arrays as the prompt cache joins blocks: along an axis that isn't the first one."""
     number = -(-elements // prod(_BLOCK))
-    joined = mx.concatenate([mx.full(_BLOCK, at % 256, mx.uint8) for at in range(number)], axis=1)
+    joined = mx.concatenate(
+        [mx.full(_BLOCK, index % 256, mx.uint8) for index in range(number)], axis=1
+    )
     mx.eval(joined)
     expected = mx.repeat((mx.arange(number) % 256).astype(mx.uint8), _BLOCK[1])[:, None]
     # Layer by layer: an array of all comparisons would be as large.
@@ -131,8 +133,8 @@ def multiply(rows: int) -> ComparedArray:
     product = left.astype(mx.float16) @ right.astype(mx.float16)
     mx.eval(product)
     wrong = 0
-    for at in range(0, rows, _ROWS_AT_ONCE):
-        part = slice(at, at + _ROWS_AT_ONCE)
+    for begin in range(0, rows, _ROWS_AT_ONCE):
+        part = slice(begin, begin + _ROWS_AT_ONCE)
         expected = left[part].astype(mx.float32) @ right.astype(mx.float32)
         differs = product[part].astype(mx.float32) != expected
         wrong += int(differs.sum().item())  # type: ignore[arg-type]  # whole numbers
@@ -152,7 +154,7 @@ def time_steps(seconds: float) -> StepTimes:
     step = _build()
     step()
     active_bytes = mx.get_active_memory()
-    own = _read_limits()
+    limits = _read_limits()
     kinds: dict[str, Callable[[], object]] = {
         "without_limits_s": lambda: None,
         "limit_above_s": lambda: mx.set_memory_limit(active_bytes + _ABOVE_BYTES),
@@ -167,7 +169,7 @@ def time_steps(seconds: float) -> StepTimes:
             limit()
             step()
             times[name] += _times(step, share_s)
-            _restore(own)
+            _restore(limits)
     return StepTimes(
         active_bytes=active_bytes,
         **{name: median(each) for name, each in times.items()},

@@ -1,4 +1,13 @@
-"""The main thread of a guard: it takes the gateway's orders, and watches its command's server."""
+"""The main thread of a guard, which runs the server of a command. `Guard.run` repeats these steps:
+
+1. Wait for an order of the gateway, a change of the server, or the time of the next heartbeat.
+2. Send the messages that the gateway had no room for.
+3. Carry out the gateway's orders: start the command, or stop.
+4. Change to the next gateway once that has taken this guard over.
+5. Send `Ready` once the server answers on its health path.
+6. End if the server has ended.
+7. Send a heartbeat once a second.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +33,8 @@ from protocol.life import (
 from protocol.messages import PROTOCOL_VERSION
 from protocol.process import grace_s
 from protocol.process_tree import held_bytes
-from worker.guard.bonds import adopt_orphans
-from worker.guard.server import CommandServer, PlaceError
-from worker.process.gateway import GatewayLink, ParentWatch, begin_process, end_process
+from worker.guard.server import CommandServer, PlaceError, adopt_orphans
+from worker.process.gateway import GatewayLink, ParentWatch, end_process, set_up_process
 
 logger = logging.getLogger("guard")
 
@@ -46,8 +54,8 @@ def run(address: str, key: bytes, parent_pid: int, incarnation: int, mark: str) 
     """
     adopt_orphans()
     guard = Guard(address, key, incarnation, mark)
-    begin_process(guard.request_stop)
-    signal.signal(signal.SIGCHLD, lambda _number, _frame: guard.note_child())
+    set_up_process(guard.request_stop)
+    signal.signal(signal.SIGCHLD, lambda _number, _frame: guard.record_child())
     guard.watch = ParentWatch(parent_pid, guard.request_stop, guard.orphan_grace_s)
     try:
         status = guard.run()
@@ -59,7 +67,7 @@ def run(address: str, key: bytes, parent_pid: int, incarnation: int, mark: str) 
     end_process(status)
 
 
-class Health:
+class HealthWatch:
     """Asks the server on its health path, in a thread. `step` counts its answers, and the last one
     came at `answered_at`. `wake` is called when the server is ready.
     """
@@ -94,9 +102,9 @@ class Guard:
         self._socket_path = f"{address.removeprefix('ipc://')}.server"
         self._mark = mark
         self._server: CommandServer | None = None
-        self._health: Health | None = None
+        self._health: HealthWatch | None = None
         self._began_at = 0.0
-        self._told_ready = False
+        self._ready_sent = False
         self._stops = 0
         self._child_changed = False
         self._link.send(
@@ -118,7 +126,7 @@ class Guard:
         self._stops += 1
         self._link.wake()
 
-    def note_child(self) -> None:
+    def record_child(self) -> None:
         """Look whether the server lives, as a child has changed its state. A signal handler calls
         this.
         """
@@ -138,9 +146,9 @@ class Guard:
             self._link.wait(max(0.0, heartbeat_at - time.monotonic()))
             self._link.send_unsent()
             self._read_gateway()
-            if (parent_pid := self._link.settle()) is not None and self.watch is not None:
+            if (parent_pid := self._link.switch_gateway()) is not None and self.watch is not None:
                 self.watch.follow(parent_pid)
-            self._tell_ready()
+            self._send_ready()
             due = time.monotonic() >= heartbeat_at
             changed, self._child_changed = self._child_changed, False
             if self._server is not None and (due or changed):
@@ -148,7 +156,7 @@ class Guard:
                     self._server.reap()
                 ready = self._health is not None and self._health.ready
                 if not self._server.alive(ready=ready):
-                    logger.error("%s", self._server.obituary())
+                    logger.error("%s", self._server.end_report())
                     return self._server.exit_code
             if due:
                 heartbeat_at = time.monotonic() + _HEARTBEAT_S
@@ -159,11 +167,11 @@ class Guard:
         """End the server, while heartbeats aren't needed any more."""
         stops = self._stops
         if self._server is not None:
-            self._server.end(lambda: self._asked_again(stops))
+            self._server.end(lambda: self._stopped_again(stops))
         with contextlib.suppress(Exception):
             self._link.close()
 
-    def _asked_again(self, stops: int) -> bool:
+    def _stopped_again(self, stops: int) -> bool:
         return self._stops > stops
 
     def _read_gateway(self) -> None:
@@ -187,13 +195,13 @@ class Guard:
             logger.error("%s", error)
             self._link.send(LoadFailed(reason=f"{error}.", permanent=True))
             return
-        self._health = Health(self._server, self._link)
+        self._health = HealthWatch(self._server, self._link)
 
-    def _tell_ready(self) -> None:
-        if self._told_ready or self._health is None or not self._health.ready:
+    def _send_ready(self) -> None:
+        if self._ready_sent or self._health is None or not self._health.ready:
             return
         assert self._server is not None
-        self._told_ready = True
+        self._ready_sent = True
         self._link.send(
             Ready(
                 load_s=time.monotonic() - self._began_at,

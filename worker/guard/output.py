@@ -19,7 +19,7 @@ _TAIL_BYTES: Final = 2000
 _REST_S: Final = 0.5
 
 
-class Bound:
+class OutputBound:
     """Lets so many bytes a second pass, and more at once after a pause."""
 
     def __init__(self, now: float) -> None:
@@ -27,7 +27,7 @@ class Bound:
         self._at = now
         self._dropped = 0
 
-    def pass_on(self, output: bytes, now: float) -> bytes:
+    def limit(self, output: bytes, now: float) -> bytes:
         """The bytes to print now. What is left out is said before the next output."""
         self._left = min(_AT_ONCE_BYTES, self._left + (now - self._at) * _BYTES_PER_S)
         self._at = now
@@ -36,14 +36,14 @@ class Bound:
             self._dropped += len(output)
             return b""
         self._left -= cost_bytes
-        said = b""
+        notice = b""
         if self._dropped:
-            said = b"\n-- %d KiB of output were too much at once --\n" % (self._dropped >> 10)
+            notice = b"\n-- %d KiB of output were too much at once --\n" % (self._dropped >> 10)
             self._dropped = 0
-        return said + output
+        return notice + output
 
 
-class Output:
+class CommandOutput:
     """Prints what comes from the descriptor `source`, in a thread, until its writers are gone. It
     leaves out lines about requests for the path `health`, which the guard sends all the time.
     """
@@ -70,10 +70,10 @@ class Output:
         return b"".join(line for line in lines if self._probe.search(line) is None)
 
     def _print(self) -> None:
-        bound = Bound(time.monotonic())
+        bound = OutputBound(time.monotonic())
         while output := os.read(self._source, _READ_BYTES):
             self._tail = (self._tail + output)[-_TAIL_BYTES:]
-            left = memoryview(self._without_probes(bound.pass_on(output, time.monotonic())))
+            left = memoryview(self._without_probes(bound.limit(output, time.monotonic())))
             while left:
                 left = left[os.write(1, left) :]
         os.close(self._source)

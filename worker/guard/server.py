@@ -1,8 +1,11 @@
-"""The server of a command: its start, its processes, its end, and its answers on a health path."""
+"""The server of a command: its start, its processes, its end, and its answers on a health path. The
+system binds its processes to their guard.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import http.client
 import logging
 import os
@@ -10,6 +13,7 @@ import secrets
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Final
@@ -27,8 +31,7 @@ from protocol.process_tree import (
     marked,
     send,
 )
-from worker.guard.bonds import bound_to
-from worker.guard.output import Output
+from worker.guard.output import CommandOutput
 
 logger = logging.getLogger("guard")
 
@@ -53,9 +56,9 @@ class CommandServer:
         """
         self._mark = mark
         self._health = order.health or "/"
-        self._told_health = order.health is not None
-        told = " ".join((*order.command, *order.environment.values()))
-        self._socket = socket_path if "{socket}" in told else None
+        self._has_health_path = order.health is not None
+        placeholders = " ".join((*order.command, *order.environment.values()))
+        self._socket = socket_path if "{socket}" in placeholders else None
         self._port = 0 if self._socket else _spare_port()
         self._key = secrets.token_urlsafe(32)
         read, write = os.pipe()
@@ -77,7 +80,7 @@ class CommandServer:
             raise PlaceError(f"{order.command[0]} can't be started: {error}") from error
         finally:
             os.close(write)
-        self._output = Output(read, self._health)
+        self._output = CommandOutput(read, self._health)
         self._looked_at = 0.0
         self._warned = False
         self._strays: list[psutil.Process] = []
@@ -116,11 +119,11 @@ class CommandServer:
             return False
         if not ready:
             return code == 0
-        connection = _Connection(self._socket, self._port, _CONNECT_S)
+        connection = _HealthConnection(self._socket, self._port, _CONNECT_S)
         with contextlib.closing(connection):
             return self._reaches(connection)
 
-    def _reaches(self, connection: _Connection) -> bool:
+    def _reaches(self, connection: _HealthConnection) -> bool:
         """Connect. Returns whether that leads to the server: another account's program may have
         bound the port first.
         """
@@ -159,12 +162,12 @@ class CommandServer:
         code = self._first.returncode or 0
         return code if code >= 0 else 128 - code
 
-    def obituary(self) -> str:
+    def end_report(self) -> str:
         """How the command has ended, and what it said last."""
         code = self._first.returncode or 0
         how = f"with exit code {code}" if code >= 0 else f"by signal {-code}"
-        said = self._output.last_line()
-        return f"The command ended {how}" + (f" and said last: {said}" if said else "")
+        last_line = self._output.last_line()
+        return f"The command ended {how}" + (f" and said last: {last_line}" if last_line else "")
 
     def end(self, hurry: Callable[[], bool]) -> None:
         """End all processes: by SIGTERM, and after a while, or in a hurry, by SIGKILL. Returns when
@@ -190,7 +193,7 @@ class CommandServer:
         """Ask on the health path. Returns the status of the answer; None: it is none, or none comes
         in time.
         """
-        connection = _Connection(self._socket, self._port, timeout_s)
+        connection = _HealthConnection(self._socket, self._port, timeout_s)
         headers = {"Connection": "close", "Authorization": f"Bearer {self._key}"}
         with contextlib.closing(connection):
             if not self._reaches(connection):
@@ -204,10 +207,10 @@ class CommandServer:
     def is_ready(self, status: int | None) -> bool:
         if status is None:
             return False
-        return not self._told_health or 200 <= status < 300
+        return not self._has_health_path or 200 <= status < 300
 
 
-class _Connection(http.client.HTTPConnection):
+class _HealthConnection(http.client.HTTPConnection):
     def __init__(self, socket_path: str | None, port: int, timeout_s: float) -> None:
         super().__init__("127.0.0.1", port or None, timeout=timeout_s)
         self._socket_path = socket_path
@@ -225,3 +228,34 @@ def _spare_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port: int = listening.getsockname()[1]
         return port
+
+
+if sys.platform == "linux":
+    _PDEATHSIG = 1
+    _CHILD_SUBREAPER = 36
+    _prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def adopt_orphans() -> None:
+        """Become the parent of descendants that lose theirs (prctl(2), PR_SET_CHILD_SUBREAPER)."""
+        _prctl(_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+    def bound_to(guard_pid: int) -> Callable[[], None] | None:
+        """What a child calls before its program starts: it is killed when the guard is
+        (PR_SET_PDEATHSIG). The thread that starts the child must live as long as the guard.
+        """
+
+        def bind() -> None:
+            _prctl(_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+            if os.getppid() != guard_pid:
+                os._exit(1)
+
+        return bind
+
+else:
+
+    def adopt_orphans() -> None:
+        """Do nothing: orphans become children of launchd, and are found by mark and session."""
+
+    def bound_to(guard_pid: int) -> Callable[[], None] | None:
+        """None: macOS binds no child to its parent. The gateway kills what a guard has left."""
+        return None

@@ -14,7 +14,7 @@ from worker.mlx_lm.guessing import DRAFTED
 # The numbers of tokens a row that a step may have.
 WIDTHS: Final = (1, 2, 4, 8, 16)
 # A figure is the median of so many steps. The first is left out: it may have compiled kernels.
-_KEPT: Final = 5
+_REMEMBERED_STEPS: Final = 5
 _ENOUGH: Final = 3
 # What a step costs for each token a row more, as a share of a step, if all goes well.
 _HOPED_SHARE: Final = 0.05
@@ -37,11 +37,11 @@ class StepCosts:
         """Note a step of so many rows and tokens a row."""
         if width not in (DRAFTED, *WIDTHS):
             return
-        at = _rows(rows), width
-        if at not in self._compiled:
-            self._compiled.add(at)
+        size = _rows(rows), width
+        if size not in self._compiled:
+            self._compiled.add(size)
             return
-        self._note(at, seconds)
+        self._record(size, seconds)
 
     def ratio(self, rows: int, width: int) -> float:
         """The seconds of a step as a ratio to those of a step of one token a row. Until this was
@@ -66,7 +66,7 @@ class StepCosts:
         """Begin with the seconds that another worker measured for this model."""
         for name, each in seconds.items():
             rows, width = map(int, name.split("x"))
-            self._note((rows, width), *[each] * _ENOUGH)
+            self._record((rows, width), *[each] * _ENOUGH)
 
     def is_measured(self, rows: int, width: int) -> bool:
         return len(self._steps.get((_rows(rows), width), ())) >= _ENOUGH
@@ -86,10 +86,10 @@ class StepCosts:
         alone, wide = (self._seconds.get((rows, each)) for each in (1, width))
         return None if alone is None or wide is None else wide / alone
 
-    def _note(self, at: tuple[int, int], *seconds: float) -> None:
-        steps = self._steps.setdefault(at, deque(maxlen=_KEPT))
+    def _record(self, size: tuple[int, int], *seconds: float) -> None:
+        steps = self._steps.setdefault(size, deque(maxlen=_REMEMBERED_STEPS))
         steps.extend(seconds)
-        self._seconds[at] = median(steps)
+        self._seconds[size] = median(steps)
 
 
 def hoped_ratio(width: int) -> float:
@@ -110,3 +110,26 @@ def _nearest(rows: int) -> Iterator[int]:
     yield rows * 2
     while rows := rows >> 1:
         yield rows
+
+
+# The rows of a batch before anything was measured, and the most rows that are tried.
+_FIRST_ROWS: Final = 32
+MOST_ROWS: Final = 256
+# Twice as many rows must make this many times the tokens a second.
+_WORTH: Final = 1.05
+
+
+def most_rows(costs: StepCosts) -> int:
+    """The most rows that are worth a place in the batch. The number is doubled as long as this
+    makes more tokens a second; a doubling that was not measured is tried.
+    """
+    rows = _FIRST_ROWS
+    while rows < MOST_ROWS:
+        gain = costs.gain(2 * rows)
+        if gain is None:
+            before = costs.gain(rows)
+            return rows if before is None or before < _WORTH else 2 * rows
+        if gain < _WORTH:
+            return rows
+        rows *= 2
+    return rows

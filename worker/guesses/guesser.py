@@ -47,13 +47,13 @@ class Shares:
         self._made = [_FIRST_WEIGHT] * len(_FIRST_SHARES)
 
     def count(self, matched: int, *, right: bool) -> None:
-        at = matched.bit_length()
-        self._right[at] = self._right[at] * _FADING + right
-        self._made[at] = self._made[at] * _FADING + 1.0
+        length_bits = matched.bit_length()
+        self._right[length_bits] = self._right[length_bits] * _FADING + right
+        self._made[length_bits] = self._made[length_bits] * _FADING + 1.0
 
     def share(self, matched: int) -> float:
-        at = matched.bit_length()
-        return self._right[at] / self._made[at]
+        length_bits = matched.bit_length()
+        return self._right[length_bits] / self._made[length_bits]
 
 
 class RowShares:
@@ -119,7 +119,7 @@ class Drafts(NamedTuple):
     shares: Shares
 
 
-class _Row:
+class _GuessedRow:
     """What is known of a row's guesses: those that are found, and those of the drafter."""
 
     def __init__(self, lookup: Lookup, shares: RowShares, drafted_shares: RowShares) -> None:
@@ -134,11 +134,11 @@ class _Row:
         self._compare(first)
         self._expected = deque([None, *guesses])
 
-    def take(self, token: int, *, rehearsed: bool) -> None:
+    def record(self, token: int, *, rehearsed: bool) -> None:
         self._compare(token)
         if self.lookup.next is not None and not rehearsed:
             self.shares.count(self.lookup.matched, right=self.lookup.next == token)
-        self.lookup.take(token)
+        self.lookup.add(token)
 
     def _compare(self, token: int) -> None:
         expected = self._expected.popleft() if self._expected else None
@@ -174,7 +174,7 @@ class BatchGuesser:
         self._forced = forced
         self._most_width = most_width
         self._expected = _Chance.tokens_redone if redoes else _Chance.tokens
-        self._rows: dict[int, _Row] = {}
+        self._rows: dict[int, _GuessedRow] = {}
         # Steps for which guesses cost too much, the tries so far, and the next step if that is a
         # try. The same for the drafter.
         self._parked = 0
@@ -185,7 +185,7 @@ class BatchGuesser:
 
     def add(self, row: int, token_ids: Sequence[int], prediction: Sequence[int] = ()) -> None:
         """Add a row, whose prompt has these tokens."""
-        self._rows[row] = _Row(
+        self._rows[row] = _GuessedRow(
             Lookup(token_ids, prediction),
             RowShares(self._shares),
             RowShares(self._drafts.shares),
@@ -194,8 +194,8 @@ class BatchGuesser:
     def remove(self, row: int) -> None:
         del self._rows[row]
 
-    def take(self, row: int, token: int) -> None:
-        self._rows[row].take(token, rehearsed=self._costs.rehearsed is not None)
+    def record(self, row: int, token: int) -> None:
+        self._rows[row].record(token, rehearsed=self._costs.rehearsed is not None)
 
     def is_likely(self, rows: Sequence[int]) -> bool:
         """Whether guesses may pay in the next step. Its first token counts as a guess, too."""
@@ -203,18 +203,18 @@ class BatchGuesser:
             return self._costs.rehearsed > 1
         chances = []
         for each in rows:
-            own, forced = self._rows[each], self._forced(each)
+            row, forced = self._rows[each], self._forced(each)
             if len(forced) > 1:
                 chances.append(_Chance(len(forced) - 1, _FORCED_SHARE, 1.0))
-            elif own.lookup.next is None:
+            elif row.lookup.next is None:
                 chances.append(_NONE)
             else:
-                share = own.shares.share(own.lookup.matched)
+                share = row.shares.share(row.lookup.matched)
                 chances.append(_Chance(WIDTHS[-1], share, share))
         drafted = self._draft_chances(rows, [self._drafts.tokens] * len(rows))
         if self._best(chances, drafted).width > 1:
             return True
-        self._tried = self._found_try(chances) or self._draft_try(len(rows))
+        self._tried = self._lookup_try(chances) or self._draft_try(len(rows))
         return self._tried is not None
 
     def guess(
@@ -225,14 +225,14 @@ class BatchGuesser:
         guesses: list[list[int]] = []
         chances: list[_Chance] = []
         for each, token, count in zip(rows, first, most, strict=True):
-            own, forced = self._rows[each], self._forced(each)
+            row, forced = self._rows[each], self._forced(each)
             if len(forced) > 1 and forced[0] == token:
                 guesses.append(forced[1 : count + 1])
                 chances.append(_Chance(len(guesses[-1]), _FORCED_SHARE, 1.0))
                 continue
-            found, matched = own.lookup.after(token, min(count, WIDTHS[-1] - 1))
-            guesses.append(found)
-            chances.append(_Chance(len(found), own.shares.share(matched), 1.0))
+            matching, matched = row.lookup.after(token, min(count, WIDTHS[-1] - 1))
+            guesses.append(matching)
+            chances.append(_Chance(len(matching), row.shares.share(matched), 1.0))
         drafted = self._draft_chances(rows, most)
         plan = self._tried or self._best(chances, drafted)
         if plan.drafted and self._tried is None:
@@ -240,14 +240,14 @@ class BatchGuesser:
         self._tried = None
         guesses = [each[: plan.width - 1] for each in guesses]
         counts = [
-            min(plan.drafted, own.guesses) if plan.drafts(found, own) else 0
-            for found, own in zip(chances, drafted, strict=True)
+            min(plan.drafted, draft_chance.guesses) if plan.drafts(chance, draft_chance) else 0
+            for chance, draft_chance in zip(chances, drafted, strict=True)
         ]
         if any(counts):
-            for at, made in enumerate(draft(counts)):
+            for index, made in enumerate(draft(counts)):
                 if made:
-                    guesses[at] = made
-                    self._rows[rows[at]].expect(first[at], made)
+                    guesses[index] = made
+                    self._rows[rows[index]].expect(first[index], made)
         return guesses
 
     def _rehearse(self, most: Sequence[int], draft: DraftGuesses) -> list[list[int]]:
@@ -283,7 +283,7 @@ class BatchGuesser:
         self._draft_tries += known
         return _Plan(width, width - 1)
 
-    def _found_try(self, chances: list[_Chance]) -> _Plan | None:
+    def _lookup_try(self, chances: list[_Chance]) -> _Plan | None:
         """The next step, if it tries guesses that cost too much, or whose cost is not known; else
         None.
         """
@@ -316,8 +316,11 @@ class BatchGuesser:
             drafting = _Plan(width, min(width - 1, self._drafts.tokens))
             for plan in (_Plan(width), drafting) if drafting.drafted else (drafting,):
                 made = sum(
-                    max(self._expected(found, width), self._expected(own, 1 + plan.drafted))
-                    for found, own in zip(chances, drafted, strict=True)
+                    max(
+                        self._expected(chance, width),
+                        self._expected(draft_chance, 1 + plan.drafted),
+                    )
+                    for chance, draft_chance in zip(chances, drafted, strict=True)
                 )
                 made /= self._costs.ratio(rows, width) + plan.drafted * self._costs.ratio(
                     rows, DRAFTED

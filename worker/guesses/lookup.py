@@ -36,7 +36,7 @@ class Lookup:
         """The guess for the next token; None: there is no guess."""
         return None if self._at is None else self._tokens[self._at]
 
-    def take(self, token_id: int) -> None:
+    def add(self, token_id: int) -> None:
         """Add a token to the text."""
         self._read()
         tokens = self._tokens
@@ -55,13 +55,13 @@ class Lookup:
         number of tokens that match before these.
         """
         if self._at is not None and self._tokens[self._at] == token_id:
-            at, matched = self._at + 1, min(self.matched + 1, _MOST)
+            place, matched = self._at + 1, min(self.matched + 1, _MOST)
         else:
-            at = self._places.get((*self._tokens[1 - _LEAST :], token_id), 0)
-            matched = _LEAST if at else 0
+            place = self._places.get((*self._tokens[1 - _LEAST :], token_id), 0)
+            matched = _LEAST if place else 0
         if not matched:
             return [], 0
-        guesses = self._tokens[at : at + most]
+        guesses = self._tokens[place : place + most]
         if len(guesses) < most:
             # The match reaches the end of the text, which repeats what lies between.
             period = [*guesses, token_id]
@@ -74,15 +74,15 @@ class Lookup:
         """
         tokens, last = self._tokens, self._unread
         self._unread = max(_LEAST, last - _READ)
-        for at in range(last - 1, self._unread - 1, -1):
-            self._places.setdefault(tuple(tokens[at - _LEAST : at]), at)
+        for place in range(last - 1, self._unread - 1, -1):
+            self._places.setdefault(tuple(tokens[place - _LEAST : place]), place)
 
     def _find(self) -> tuple[int | None, int]:
         """The place behind the last occurrence of the text's end, and the tokens that match."""
         tokens, length = self._tokens, _LEAST
-        at = self._places.get(tuple(tokens[-_LEAST:]))
-        if at is None:
+        place = self._places.get(tuple(tokens[-_LEAST:]))
+        if place is None:
             return None, 0
-        while length < min(_MOST, at) and tokens[at - 1 - length] == tokens[-1 - length]:
+        while length < min(_MOST, place) and tokens[place - 1 - length] == tokens[-1 - length]:
             length += 1
-        return at, length
+        return place, length

@@ -18,7 +18,7 @@ from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
 from protocol.model_files import read_config, read_table
 from protocol.model_folder import weight_files
-from worker.mlx_lm.arguments import argument_classes
+from worker.mlx_lm.models import argument_classes
 from worker.system.errors import one_sentence
 
 _WORDS: Final = {
@@ -117,15 +117,15 @@ def _faults(error: Exception, config: dict[str, Any]) -> Iterator[str]:
 
 
 def _quantization(config: dict[str, Any]) -> Iterator[str]:
-    own, other = config.get("quantization"), config.get("quantization_config")
-    if own is not None:
-        wrong = not isinstance(own, dict) or not all(
-            type(own.get(key)) is int for key in ("group_size", "bits")
+    quantization, other = config.get("quantization"), config.get("quantization_config")
+    if quantization is not None:
+        wrong = not isinstance(quantization, dict) or not all(
+            type(quantization.get(key)) is int for key in ("group_size", "bits")
         )
         if wrong:
             yield (
-                f"quantization is {_written(own)}, and must have group_size and bits, or be left "
-                "out if the weights aren't quantized"
+                f"quantization is {_written(quantization)}, and must have group_size and bits, or "
+                "be left out if the weights aren't quantized"
             )
     elif other and (not isinstance(other, dict) or not isinstance(other.get("quant_method"), str)):
         yield f"quantization_config is {_written(other)}, and must have a quant_method"

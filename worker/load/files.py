@@ -236,13 +236,13 @@ def fingerprint(folder: Path, adapter: Path | None = None, *, pictures: bool = F
     digest = hashlib.sha256()
     for path in sorted({each for pattern in _READ_WHOLE for each in folder.glob(pattern)}):
         if not path.name.startswith(".") and not path.name.endswith(".index.json"):
-            _take(digest, path.name.encode(), path.read_bytes())
+            _hash(digest, path.name.encode(), path.read_bytes())
     for path in weight_files(folder, pictures=pictures):
-        _take_weights(digest, path)
+        _hash_weights(digest, path)
     if adapter is not None:
         # Only these two files count: training leaves checkpoints beside them.
-        _take(digest, CONFIG.encode(), (adapter / CONFIG).read_bytes())
-        _take_weights(digest, adapter / WEIGHTS)
+        _hash(digest, CONFIG.encode(), (adapter / CONFIG).read_bytes())
+        _hash_weights(digest, adapter / WEIGHTS)
     return digest.hexdigest()
 
 
@@ -260,13 +260,13 @@ def _check_fields(config: Path, content: dict[str, Any]) -> None:
             )
 
 
-def _take_weights(digest: hashlib._Hash, path: Path) -> None:
+def _hash_weights(digest: hashlib._Hash, path: Path) -> None:
     status = path.stat()
-    _take(digest, path.name.encode(), read_header_text(path))
-    _take(digest, str(status.st_size).encode(), str(status.st_mtime_ns).encode())
+    _hash(digest, path.name.encode(), read_header_text(path))
+    _hash(digest, str(status.st_size).encode(), str(status.st_mtime_ns).encode())
 
 
-def _take(digest: hashlib._Hash, *parts: bytes) -> None:
+def _hash(digest: hashlib._Hash, *parts: bytes) -> None:
     for part in parts:
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)

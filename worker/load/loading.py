@@ -37,7 +37,7 @@ from worker.mlx_lm import models
 from worker.mlx_lm.heads import with_own_head
 from worker.mlx_lm.macos import Reads
 from worker.sampling.scores import TokenBytes
-from worker.structure.constraints import Compiled, Constraints
+from worker.structure.constraints import Constraints, GrammarCache
 from worker.system.errors import LoadAbandonedError, ModelError, may_pass, one_sentence
 from worker.template.chat_template import ChatTemplate
 from worker.text.families import find_format
@@ -154,7 +154,7 @@ def load(
     )
 
 
-class _Unread(NamedTuple):
+class _UnreadModel(NamedTuple):
     """A model whose weights are not read yet."""
 
     folder: Path
@@ -164,20 +164,20 @@ class _Unread(NamedTuple):
     reads: Reads
 
 
-def _build(folder: Path, adapter: Path | None, *, pictures: bool, own_head: bool) -> _Unread:
+def _build(folder: Path, adapter: Path | None, *, pictures: bool, own_head: bool) -> _UnreadModel:
     reads, picture_processor = Reads(), None
-    with reads.noted():
+    with reads.recorded():
         if pictures:
             model, config, picture_processor = _load_vision(folder)
         else:
             model, config = load_weights(folder, own_head=own_head)
         if adapter is not None:
             add_adapter(model, adapter)
-    return _Unread(folder, model, config, picture_processor, reads)
+    return _UnreadModel(folder, model, config, picture_processor, reads)
 
 
 def _read(
-    unread: _Unread,
+    unread: _UnreadModel,
     draft_path: str | None,
     on_progress: Callable[[int, int], None],
     should_stop: Callable[[], bool],
@@ -189,7 +189,7 @@ def _read(
         reading = beside.submit(_read_text_parts, folder, config)
         draft = None
         if draft_path is not None:
-            with reads.noted():
+            with reads.recorded():
                 draft = _load_draft(draft_path, reading.result())
 
         def stops() -> bool:
@@ -232,7 +232,7 @@ def _read_text_parts(folder: Path, config: dict[str, Any]) -> _TextParts:
     tokenizer = read_tokenizer(folder)
     vocabulary = _vocabulary(config, tokenizer)
     answer_format = find_format(tokenizer)
-    compiled = Compiled(tokenizer, vocabulary, tokenizer.eos_token_ids)
+    compiled = GrammarCache(tokenizer, vocabulary, tokenizer.eos_token_ids)
     return _TextParts(
         tokenizer,
         vocabulary,
@@ -268,16 +268,16 @@ def _load_draft(source: str, words: _TextParts) -> Any:
         folder = find_folder(source)
         check_files(folder)
         model, config = load_weights(folder)
-        own = read_tokenizer(folder)
+        tokenizer = read_tokenizer(folder)
     except ModelError as error:
         raise ModelError(f"The draft model: {error.reason}", permanent=error.permanent) from error
-    if own.get_vocab() != words.tokenizer.get_vocab():
+    if tokenizer.get_vocab() != words.tokenizer.get_vocab():
         raise ModelError(f"The draft model in {folder} has other tokens than the model.")
-    if _vocabulary(config, own) > words.vocabulary:
+    if _vocabulary(config, tokenizer) > words.vocabulary:
         # The draft model could guess a token that has no embedding in the model.
         raise ModelError(
-            f"The draft model in {folder} has {_vocabulary(config, own)} embeddings, the model "
-            f"{words.vocabulary}."
+            f"The draft model in {folder} has {_vocabulary(config, tokenizer)} embeddings, the "
+            f"model {words.vocabulary}."
         )
     return model
 
@@ -331,7 +331,7 @@ def classes_of(
         return encoders.classes_of(config)
     if headless:
         return models.with_head(config)
-    classes = with_own_head(models.classes_of(config), kept=own_head)
+    classes = with_own_head(models.classes_of(config), with_head=own_head)
     return models.without_spare_head(classes, config)
 
 
@@ -347,7 +347,7 @@ def is_headless(folder: Path) -> bool:
 
 def context_tokens_of(config: dict[str, Any]) -> int | None:
     if encoder_of(config) is not None:
-        return encoders.own_context_tokens(config)
+        return encoders.context_tokens_of(config)
     value = _text_config(config).get("max_position_embeddings")
     return value if isinstance(value, int) and value > 0 else None
 
@@ -411,7 +411,7 @@ def _slices(arrays: Iterable[mx.array], reads: Reads) -> Iterator[_Slice]:
     read_bytes = 0
     for array in arrays:
         known = len(pending.sources)
-        pending.sources.extend(reads.take(array))
+        pending.sources.extend(reads.sources_of(array))
         pending.arrays.append(array)
         pending = pending._replace(nbytes=pending.nbytes + array.nbytes)
         read_bytes += max(array.nbytes, sum(each.nbytes for each in pending.sources[known:]))

@@ -18,8 +18,8 @@ from mlx_lm.models.cache import (
 )
 
 from protocol.life import CACHE_STEP_TOKENS
+from worker.mlx_lm.added_caches import RowShifts
 from worker.mlx_lm.row_caches import RowsCache
-from worker.mlx_lm.row_shifts import RowShifts
 
 # The caches of layers with a recurrent state.
 RecurrentCache: TypeAlias = ArraysCache
@@ -216,10 +216,10 @@ def takes_padding(model: Any) -> bool:
         each.finalize()
     states = zip(leaves_of(alone), leaves_of(padded), strict=True)
     return all(
-        mx.allclose(own, both[:1], rtol=1e-2, atol=1e-3).item()
+        mx.allclose(alone_state, padded_state[:1], rtol=1e-2, atol=1e-3).item()
         for one, other in states
         if isinstance(one, ArraysCache)
-        for own, both in zip(one.cache, other.cache, strict=True)
+        for alone_state, padded_state in zip(one.cache, other.cache, strict=True)
     )
 
 

@@ -62,8 +62,8 @@ def _is_same_alone(model: Any, rows: Sequence[list[Any]]) -> bool:
     difference = _difference(beside, [_next(model, rows[0], 6), _next(model, rows[1], 7)])
     if difference <= max(_LEAST_ROUNDING, _ROUNDING * mx.finfo(beside.dtype).eps):
         return True
-    copies = mx.concatenate([_beside(model, [own, own], [8, 8])[:1] for own in rows])
-    return difference <= _NOISE * _difference(copies, [_next(model, own, 8) for own in rows])
+    copies = mx.concatenate([_beside(model, [row, row], [8, 8])[:1] for row in rows])
+    return difference <= _NOISE * _difference(copies, [_next(model, row, 8) for row in rows])
 
 
 def _computed(model: Any, prompts: Sequence[list[int]]) -> list[list[Any]]:

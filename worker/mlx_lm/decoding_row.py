@@ -1,7 +1,8 @@
-"""A row of a batch that decodes, and the tokens that it gives out."""
+"""A row of a batch that decodes, its tokens, and the states of its last tokens."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
@@ -9,10 +10,57 @@ from typing import Any, NamedTuple, TypeAlias
 import mlx.core as mx
 
 from protocol.answers import FinishReason
-from worker.mlx_lm.states import RowStates
+from protocol.life import STATE_TOKENS
 
 # Adjusts the logits of a row, shape (1, vocabulary), by the tokens of the row.
 LogitsProcessor: TypeAlias = Callable[[mx.array, mx.array], mx.array]
+
+
+class _StatesPart(NamedTuple):
+    """The states of `length` tokens from a number on: the first ones of the row at `place` in
+    `states`, shape (rows, tokens, width).
+    """
+
+    number: int
+    length: int
+    states: mx.array
+    place: int
+
+
+class RowStates:
+    """The states of one row's last tokens. Tokens are known by their numbers."""
+
+    def __init__(self) -> None:
+        self._parts: deque[_StatesPart] = deque()
+
+    @property
+    def first(self) -> int:
+        """The first token from which on all states are there. Call it once there are any."""
+        return self._parts[0].number
+
+    def record(self, number: int, count: int, states: mx.array, place: int) -> None:
+        """Note the states of `count` tokens, from a number on, which a step over a batch made. Some
+        of the tokens may have been computed before.
+        """
+        parts = self._parts
+        while parts and parts[-1].number >= number:
+            parts.pop()
+        if parts:
+            last = parts.pop()
+            parts.append(last._replace(length=number - last.number))
+        parts.append(_StatesPart(number, count, states, place))
+        # The states of wrong guesses, which are in the same arrays, count too.
+        while sum(each.states.shape[1] for each in parts) > STATE_TOKENS:
+            parts.popleft()
+
+    def between(self, begin: int, end: int) -> mx.array:
+        """The states of the tokens `begin` to `end` - 1, shape (tokens, width)."""
+        found = []
+        for number, length, states, place in self._parts:
+            first, last = max(begin - number, 0), min(end - number, length)
+            if first < last:
+                found.append(states[place, first:last])
+        return found[0] if len(found) == 1 else mx.concatenate(found)
 
 
 class RowCaches(NamedTuple):

@@ -18,10 +18,10 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 from protocol.life import DRAFT_TOKENS
 from worker.mlx_lm.caches import make_caches
+from worker.mlx_lm.decoding_row import RowStates
 from worker.mlx_lm.guessing import Drafter, DrawGuesses
 from worker.mlx_lm.row_caches import RowLengths, RowsCache, reserve
 from worker.mlx_lm.row_groups import RowGroup
-from worker.mlx_lm.states import RowStates
 
 # A row begins with so many of its last tokens.
 _FIRST_TOKENS: Final = 512
@@ -70,7 +70,7 @@ class DraftedRow(NamedTuple):
     states: RowStates
 
 
-class Drafted(NamedTuple):
+class DraftResult(NamedTuple):
     """The guesses of each row, none for a row that is left out, and the number of passes; 0: rows
     began, too, so that the time says nothing about a pass.
     """
@@ -80,7 +80,7 @@ class Drafted(NamedTuple):
 
 
 @dataclass
-class _Row:
+class _KnownRow:
     """The caches have seen the first `seen` tokens of the row, but for those before their first
     one, and then its `guesses`.
     """
@@ -97,31 +97,31 @@ class Drafting:
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
-        self._rows: list[_Row] = []
+        self._rows: list[_KnownRow] = []
         # The caches of these rows; None: there are no rows.
         self._group: RowGroup | None = None
 
-    def keep(self, uids: Iterable[int]) -> None:
+    def retain(self, uids: Iterable[int]) -> None:
         """Forget all other rows."""
-        kept = set(uids)
-        self._filter([place for place, own in enumerate(self._rows) if own.uid in kept])
+        wanted = set(uids)
+        self._filter([place for place, known in enumerate(self._rows) if known.uid in wanted])
 
-    def guess(self, rows: Sequence[DraftedRow], choose: DrawGuesses) -> Drafted:
+    def guess(self, rows: Sequence[DraftedRow], choose: DrawGuesses) -> DraftResult:
         """Guess the next tokens of the rows. The drafter knows no other rows than these."""
         given = {each.uid: each for each in rows}
-        self._settle(given)
-        begun = self._begin([each for each in rows if each.guesses])
-        places = [at for at, own in enumerate(self._rows) if given[own.uid].guesses]
+        self._forget_wrong(given)
+        begun = self._start_rows([each for each in rows if each.guesses])
+        places = [place for place, known in enumerate(self._rows) if given[known.uid].guesses]
         if not places:
-            return Drafted([[] for _ in rows], 0)
-        most = max(given[self._rows[at].uid].guesses for at in places)
-        all_rows = [given[own.uid] for own in self._rows]
+            return DraftResult([[] for _ in rows], 0)
+        most = max(given[self._rows[place].uid].guesses for place in places)
+        all_rows = [given[known.uid] for known in self._rows]
         # The tokens that each row has not seen, by their numbers.
-        behind = [range(own.seen, own.seen) for own in self._rows]
-        for at in places:
-            own = self._rows[at]
-            behind[at] = range(own.seen, all_rows[at].length)
-            own.seen = all_rows[at].length
+        behind = [range(known.seen, known.seen) for known in self._rows]
+        for place in places:
+            known = self._rows[place]
+            behind[place] = range(known.seen, all_rows[place].length)
+            known.seen = all_rows[place].length
         usual = self._drafter.usual_tokens
         assert self._group is not None
         reserve(self._group.leaves, max(map(len, behind)) + most)
@@ -133,44 +133,44 @@ class Drafting:
             [each[-usual:] for each in behind],
             places,
             most,
-            choose([self._rows[at].uid for at in places]),
+            choose([self._rows[place].uid for place in places]),
         )
-        found = {}
-        for at, guesses in zip(places, made, strict=True):
-            own = self._rows[at]
+        by_uid = {}
+        for place, guesses in zip(places, made, strict=True):
+            known = self._rows[place]
             # The last guess is not seen.
-            own.guesses = guesses[:-1]
-            found[own.uid] = guesses[: given[own.uid].guesses]
-        return Drafted([found.get(each.uid, []) for each in rows], 0 if begun else most)
+            known.guesses = guesses[:-1]
+            by_uid[known.uid] = guesses[: given[known.uid].guesses]
+        return DraftResult([by_uid.get(each.uid, []) for each in rows], 0 if begun else most)
 
-    def _settle(self, given: dict[int, DraftedRow]) -> None:
+    def _forget_wrong(self, given: dict[int, DraftedRow]) -> None:
         """Forget wrong guesses, and rows that can't go on with what is known of them."""
         if self._group is None:
             return
         gone = []
         keep = []
-        for place, (own, length) in enumerate(zip(self._rows, self._group.tokens, strict=True)):
-            row = given[own.uid]
+        for place, (known, length) in enumerate(zip(self._rows, self._group.tokens, strict=True)):
+            row = given[known.uid]
             # The last token is seen with the next guesses, which follow it.
-            pairs = zip(own.guesses, row.since(own.seen)[:-1], strict=False)
+            pairs = zip(known.guesses, row.since(known.seen)[:-1], strict=False)
             right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
             if self._drafter.needs_states:
                 # Right guesses are seen again, with the model's states instead of the drafter's.
                 right = 0
-            gone.append(len(own.guesses) - right)
-            own.seen += right
-            own.guesses = []
-            behind = row.length - own.seen
+            gone.append(len(known.guesses) - right)
+            known.seen += right
+            known.guesses = []
+            behind = row.length - known.seen
             if (
                 behind <= _MOST_BEHIND
                 and length - gone[-1] <= DRAFT_TOKENS - 2 * _MOST_BEHIND
-                and own.seen >= self._first(row)
+                and known.seen >= self._first(row)
             ):
                 keep.append(place)
         self._group.advance([-each for each in gone])
         self._filter(keep)
 
-    def _begin(self, rows: Sequence[DraftedRow]) -> bool:
+    def _start_rows(self, rows: Sequence[DraftedRow]) -> bool:
         """Begin with rows that aren't known, as many as one step takes. Returns whether there are
         any.
         """
@@ -192,21 +192,21 @@ class Drafting:
             if self._drafter.needs_states:
                 hidden = row.states.between(first - 1, row.length - 2)[None]
             self._drafter(mx.array([tokens]), hidden, caches)
-            self._add(_Row(row.uid, row.length - 1), caches, len(tokens))
+            self._add(_KnownRow(row.uid, row.length - 1), caches, len(tokens))
         return left < _BEGUN_TOKENS
 
     def _first(self, row: DraftedRow) -> int:
         """The first token of a row that the drafter can see."""
         return row.states.first + 1 if self._drafter.needs_states else 0
 
-    def _add(self, row: _Row, caches: list[Any], tokens: int) -> None:
+    def _add(self, row: _KnownRow, caches: list[Any], tokens: int) -> None:
         """Add a row with its own caches, which have seen so many tokens."""
         lengths = RowLengths([tokens])
         new = RowGroup([RowsCache(lengths, each.keys, each.values) for each in caches], 1)
         if self._group is None:
             self._group = new
         else:
-            self._group.take_in(new, [0])
+            self._group.add_rows(new, [0])
         self._rows.append(row)
 
     def _filter(self, keep: list[int]) -> None:
@@ -215,8 +215,8 @@ class Drafting:
         if not keep:
             self._rows, self._group = [], None
             return
-        self._rows = [self._rows[place] for place in self._group.leave(keep)]
-        self._group.settle()
+        self._rows = [self._rows[place] for place in self._group.retain(keep)]
+        self._group.move_rows()
 
     def _chain(
         self,
@@ -231,7 +231,7 @@ class Drafting:
         """
         rows = mx.array(places)
         logits, hidden = self._see(all_rows, behind)
-        logits = logits[rows, mx.array([len(behind[at]) - 1 for at in places])]
+        logits = logits[rows, mx.array([len(behind[place]) - 1 for place in places])]
         if hidden is not None:
             lasts = mx.array([max(0, len(each) - 1) for each in behind])
             hidden = hidden[mx.arange(len(behind)), lasts][:, None]

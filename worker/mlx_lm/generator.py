@@ -5,12 +5,12 @@ Prompts are computed in mlx-lm's batches. Rows that decode have a batch of our o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import mlx.core as mx
-from mlx_lm.generate import BatchGenerator, PromptProcessingBatch
+from mlx_lm.generate import BatchGenerator, PromptProcessingBatch, generate_step, generation_stream
 
 # These imports replace slow operations, and make a BatchGenerator's changes of the wired limit do
 # nothing.
@@ -40,7 +40,7 @@ class NewRow(NamedTuple):
     processors: Sequence[LogitsProcessor] = ()
 
 
-class Stepped(NamedTuple):
+class StepResult(NamedTuple):
     """The results of a step: `prompts` are mlx-lm's responses for rows in prefill. The step
     computed `prompt_tokens` tokens of prompts in `prompt_s` seconds.
     """
@@ -79,8 +79,8 @@ class Tap:
         logits: mx.array = self._model(tokens, *arguments, **options)
         self.vocabulary = logits.shape[-1]
         # The logits of a chunk would keep alive the arrays from which they are computed.
-        kept = tokens.shape[1] == 1 or self.watches_prompts
-        self._last = logits if kept else None
+        wanted = tokens.shape[1] == 1 or self.watches_prompts
+        self._last = logits if wanted else None
         return logits
 
     def decode(self, tokens: mx.array, cache: list[Any]) -> tuple[mx.array, mx.array | None]:
@@ -99,7 +99,7 @@ class Tap:
         """The logits of the last call, if they were kept and not taken yet."""
         return self._last
 
-    def take(self) -> mx.array:
+    def pop_logits(self) -> mx.array:
         """Take the logits of the last call.
 
         Raises:
@@ -194,19 +194,19 @@ class Generator:
         """Take rows out. Unknown rows are ignored."""
         self._generator.remove(rows)
 
-    def step(self, chunk: int = 0, *, watched: bool = False) -> Stepped:
+    def step(self, chunk: int = 0, *, watched: bool = False) -> StepResult:
         """Decode tokens of each row that decodes, and compute `chunk` tokens of each prompt; 0 if
         there are no prompts. With `watched` the tap keeps the logits of the prompts.
         """
         self.tap.watches_prompts = watched
         if not chunk:
-            return Stepped(*self._generator.next())
+            return StepResult(*self._generator.next())
         self._generator.prefill_step_size = chunk
         with self._generator.stats() as stats:
             prompts, tokens = self._generator.next()
-        return Stepped(prompts, tokens, stats.prompt_tokens, stats.prompt_time)
+        return StepResult(prompts, tokens, stats.prompt_tokens, stats.prompt_time)
 
-    def take_over(self, other: Generator) -> None:
+    def merge(self, other: Generator) -> None:
         """Take in all rows of another generator, which decode. Both have the same sampler."""
         with mx.stream(self._generator._stream):
             self._decoding.extend(other._decoding)
@@ -217,8 +217,10 @@ class Generator:
         between two steps.
         """
         prompts = self._prompts
-        found = {row: RowCaches(prompts.prompt_cache, at) for at, row in enumerate(prompts.uids)}
-        return found | self._decoding.places
+        prompt_places = {
+            row: RowCaches(prompts.prompt_cache, place) for place, row in enumerate(prompts.uids)
+        }
+        return prompt_places | self._decoding.places
 
     @property
     def groups(self) -> list[tuple[GroupSize, list[int]]]:
@@ -265,7 +267,56 @@ class _Prompts(PromptProcessingBatch):  # type: ignore[misc]  # mlx-lm is untype
             )
         ]
         begun = DecodingRows(self.model, self.fallback_sampler, lends=False)
-        begun.begin(rows, self.prompt_cache)
+        begun.start(rows, self.prompt_cache)
         # The rows have their own lists and caches by now.
         self.filter([])
         return begun
+
+
+def stream() -> mx.StreamContext:
+    """MLX's stream on which mlx-lm computes, for other computations that must come in order with
+    mlx-lm's.
+    """
+    return mx.stream(generation_stream)
+
+
+def decode(
+    token_ids: list[int],
+    model: Any,
+    caches: list[Any],
+    max_tokens: int,
+    sampler: Sampler,
+    processors: Iterable[LogitsProcessor],
+) -> Iterator[int]:
+    """Decode at most `max_tokens` tokens that follow `token_ids`. At the beginning the caches have
+    seen all of `token_ids` but the last. When a token is given out, the caches have seen that
+    token, too.
+    """
+    steps = generate_step(
+        mx.array(token_ids[-1:]),
+        model,
+        max_tokens=max_tokens,
+        sampler=sampler,
+        logits_processors=_for_all(token_ids, processors),
+        prompt_cache=caches,
+    )
+    for token_id, _ in steps:
+        yield int(token_id)
+
+
+def _for_all(token_ids: list[int], processors: Iterable[LogitsProcessor]) -> list[LogitsProcessor]:
+    """Processors that get all tokens of the sequence. mlx-lm itself gives them only the tokens that
+    it got or made.
+    """
+    processors = list(processors)
+    if not processors:
+        return []
+    seen = mx.array(token_ids[:-1], dtype=mx.uint32)
+
+    def of_all(processor: LogitsProcessor) -> LogitsProcessor:
+        def process(tokens: mx.array, logits: mx.array) -> mx.array:
+            return processor(mx.concatenate([seen, tokens.astype(mx.uint32)]), logits)
+
+        return process
+
+    return [of_all(each) for each in processors]

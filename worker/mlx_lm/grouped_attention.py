@@ -22,7 +22,7 @@ _attention: Final = mx.fast.scaled_dot_product_attention
 _quantized_attention: Final[Callable[..., mx.array]] = base.quantized_scaled_dot_product_attention
 
 
-class Parts:
+class GroupParts:
     """The keys, the values or the mask of each group. A model can only hand them on."""
 
     def __init__(self, parts: Sequence[Any]) -> None:
@@ -46,20 +46,20 @@ class GroupsCache:
     def empty(self) -> bool:
         return False
 
-    def make_mask(self, *arguments: Any, **options: Any) -> Parts | None:
+    def make_mask(self, *arguments: Any, **options: Any) -> GroupParts | None:
         masks = [each.make_mask(*arguments, **options) for each in self._groups]
-        return None if all(each is None for each in masks) else Parts(masks)
+        return None if all(each is None for each in masks) else GroupParts(masks)
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Parts, Parts]:
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[GroupParts, GroupParts]:
         rows = [len(each.lengths.tokens) for each in self._groups]
         new = zip(self._groups, _split(keys, rows), _split(values, rows), strict=True)
         for group, *arrays in new:
             group.update_and_fetch(*arrays)
         return self.keys_and_values()
 
-    def keys_and_values(self) -> tuple[Parts, Parts]:
+    def keys_and_values(self) -> tuple[GroupParts, GroupParts]:
         keys, values = zip(*(each.keys_and_values() for each in self._groups), strict=True)
-        return Parts(keys), Parts(values)
+        return GroupParts(keys), GroupParts(values)
 
 
 def joined(groups: Sequence[Sequence[Any]]) -> list[Any]:
@@ -74,7 +74,9 @@ def joined(groups: Sequence[Sequence[Any]]) -> list[Any]:
             return first
         shared = id(first.lengths)
         if shared not in offsets:
-            offsets[shared] = mx.array([own for each in caches for own in each.lengths.tokens])
+            offsets[shared] = mx.array(
+                [tokens for each in caches for tokens in each.lengths.tokens]
+            )
         return GroupsCache(caches, offsets[shared])
 
     return changed(of_layer, *groups)
@@ -84,11 +86,11 @@ def attention(
     queries: mx.array, keys: Any, values: Any, *, mask: Any = None, **options: Any
 ) -> mx.array:
     """MLX's attention, of each group alone if keys and values are in parts."""
-    if not isinstance(keys, Parts):
+    if not isinstance(keys, GroupParts):
         return _attention(queries, keys, values, mask=mask, **options)
 
-    def of_group(queries: mx.array, at: int, mask: Any) -> mx.array:
-        return _attention(queries, keys.parts[at], values.parts[at], mask=mask, **options)
+    def of_group(queries: mx.array, group: int, mask: Any) -> mx.array:
+        return _attention(queries, keys.parts[group], values.parts[group], mask=mask, **options)
 
     return _by_group(of_group, queries, keys, mask)
 
@@ -99,28 +101,33 @@ def quantized_attention(
     """mlx-lm's attention over quantized keys and values, of each group alone if these are in parts.
     Each of both has the packed numbers, the scales and the biases.
     """
-    if not isinstance(q_keys[0], Parts):
+    if not isinstance(q_keys[0], GroupParts):
         return _quantized_attention(queries, q_keys, q_values, scale, mask, **options)
 
-    def of_group(queries: mx.array, at: int, mask: Any) -> mx.array:
-        own = [tuple(each.parts[at] for each in arrays) for arrays in (q_keys, q_values)]
-        return _quantized_attention(queries, *own, scale, mask, **options)
+    def of_group(queries: mx.array, group: int, mask: Any) -> mx.array:
+        keys_and_values = [
+            tuple(each.parts[group] for each in arrays) for arrays in (q_keys, q_values)
+        ]
+        return _quantized_attention(queries, *keys_and_values, scale, mask, **options)
 
     return _by_group(of_group, queries, q_keys[0], mask)
 
 
 def _by_group(
-    of_group: Callable[[mx.array, int, Any], mx.array], queries: mx.array, keys: Parts, mask: Any
+    of_group: Callable[[mx.array, int, Any], mx.array],
+    queries: mx.array,
+    keys: GroupParts,
+    mask: Any,
 ) -> mx.array:
-    masks = mask.parts if isinstance(mask, Parts) else [mask] * len(keys.parts)
-    own = _split(queries, [each.shape[0] for each in keys.parts])
-    parts = zip(own, masks, strict=True)
-    return mx.concatenate([of_group(each, at, part) for at, (each, part) in enumerate(parts)])
+    masks = mask.parts if isinstance(mask, GroupParts) else [mask] * len(keys.parts)
+    split_queries = _split(queries, [each.shape[0] for each in keys.parts])
+    parts = zip(split_queries, masks, strict=True)
+    return mx.concatenate([of_group(each, group, part) for group, (each, part) in enumerate(parts)])
 
 
 def _split(array: mx.array, rows: Sequence[int]) -> list[mx.array]:
     ends = list(accumulate(rows))
-    return [array[end - own : end] for own, end in zip(rows, ends, strict=True)]
+    return [array[end - count : end] for count, end in zip(rows, ends, strict=True)]
 
 
 mx.fast.scaled_dot_product_attention = attention  # type: ignore[assignment]  # as MLX's

@@ -75,7 +75,7 @@ class Checker(Protocol):
         guesses: both (positions, vocabulary) to token ids (positions,).
         """
 
-    def settle(self, drawn: list[int], /) -> list[int]:
+    def accept(self, drawn: list[int], /) -> list[int]:
         """Take the tokens that `check` drew. Returns for each row how many guesses are right."""
 
     def draw_guesses(self, rows: Sequence[int], /) -> Callable[[mx.array], mx.array]:
@@ -93,7 +93,7 @@ class Guesser(Protocol):
     ) -> list[list[int]]:
         """Guesses for the tokens after each row's `first`, at most so many as `most` says."""
 
-    def take(self, row: int, token: int) -> None:
+    def record(self, row: int, token: int) -> None:
         """Note a token that a row gave out."""
 
 

@@ -47,7 +47,7 @@ def _name_in_nextn(name: str, arguments: Any) -> str | None:
     return found[2] if int(found[1]) == arguments.num_hidden_layers else ""
 
 
-class _Kind(NamedTuple):
+class _HeadKind(NamedTuple):
     """Models whose heads are alike.
 
     `name_in` gives the name that a weight has in the head; None: the weight isn't the head's.
@@ -63,7 +63,7 @@ class _Kind(NamedTuple):
     less_one: bool = False
 
 
-_OF_QWEN: Final = _Kind(
+_OF_QWEN: Final = _HeadKind(
     _name_in_qwen,
     {
         "fc": "joint",
@@ -75,7 +75,7 @@ _OF_QWEN: Final = _Kind(
     lambda arguments: arguments.full_attention_interval - 1,
     less_one=True,
 )
-_OF_GLM: Final = _Kind(
+_OF_GLM: Final = _HeadKind(
     _name_in_nextn,
     {
         "eh_proj": "joint",
@@ -115,8 +115,8 @@ class Head(nn.Module):
         both = [self.embedding_norm(embedded), self.state_norm(states)]
         joined = self.joint(mx.concatenate(both, axis=-1))
         mask = create_attention_mask(joined, cache, return_array=self._array_mask)
-        own: mx.array = self.norm(self.layer(joined, mask, cache))
-        return own
+        states_of_head: mx.array = self.norm(self.layer(joined, mask, cache))
+        return states_of_head
 
 
 class HeadDrafter:
@@ -160,52 +160,64 @@ class HeadDrafter:
         return mx.zeros((*shape, norm.size), norm.dtype)
 
 
-def with_own_head(classes: tuple[type, Any], *, kept: bool) -> tuple[type, Any]:
+def with_own_head(classes: tuple[type, Any], *, with_head: bool) -> tuple[type, Any]:
     """The classes of a model that takes its own head from its files, if they have it. Without
-    `kept` the head's weights are dropped.
+    `with_head` the head's weights are dropped.
     """
     model, arguments = classes
     kind = _KINDS.get(model.__module__.rpartition(".")[2])
-    return classes if kind is None else (_taking_head(model, kind, kept=kept), arguments)
+    return classes if kind is None else (_taking_head(model, kind, with_head=with_head), arguments)
 
 
-def _taking_head(model: Any, kind: _Kind, *, kept: bool) -> type:
-    class Model(model):
+def _taking_head(model: Any, kind: _HeadKind, *, with_head: bool) -> type:
+    class ModelWithOwnHead(model):
         def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
             arguments = getattr(self, "language_model", self).args  # type: ignore[union-attr]
             names = {name: kind.name_in(name, arguments) for name in weights}
-            theirs = {name: weights[name] for name, own in names.items() if own is None}
-            own = {own: weights[name] for name, own in names.items() if own}
+            theirs = {name: weights[name] for name, head_name in names.items() if head_name is None}
+            head_weights = {
+                head_name: weights[name] for name, head_name in names.items() if head_name
+            }
             raw = any("conv1d.weight" in name and theirs[name].shape[-1] > 1 for name in theirs)
-            found: dict[str, mx.array] = super().sanitize(theirs)
-            if not kept or not own:
-                return found
-            norms = {name: own.pop(name) for name in list(own) if kind.less_one and _is_norm(name)}
+            sanitized: dict[str, mx.array] = super().sanitize(theirs)
+            if not with_head or not head_weights:
+                return sanitized
+            norms = {
+                name: head_weights.pop(name)
+                for name in list(head_weights)
+                if kind.less_one and _is_norm(name)
+            }
             # This also stacks experts, and unpacks the weights of some kinds.
-            own = super().sanitize({f"model.{_ANY_LAYER}{name}": own[name] for name in own})
-            own = {name.partition(_ANY_LAYER)[2]: value for name, value in own.items()}
-            own = _stacked(own) | _restored(norms, raw=raw)
+            head_weights = super().sanitize(
+                {f"model.{_ANY_LAYER}{name}": head_weights[name] for name in head_weights}
+            )
+            head_weights = {
+                name.partition(_ANY_LAYER)[2]: value for name, value in head_weights.items()
+            }
+            head_weights = _stacked(head_weights) | _restored(norms, raw=raw)
             layer = type(self.model.layers[0])(arguments, kind.layer(arguments))
             head = Head(layer, arguments, array_mask=kind.array_mask)
-            own = known_weights(head, {_name_in_head(name, kind): own[name] for name in own})
-            if _is_complete(head, own):
+            head_weights = known_weights(
+                head, {_name_in_head(name, kind): head_weights[name] for name in head_weights}
+            )
+            if _is_complete(head, head_weights):
                 self.mtp = head
-                found |= {f"mtp.{name}": value for name, value in own.items()}
-            return found
+                sanitized |= {f"mtp.{name}": value for name, value in head_weights.items()}
+            return sanitized
 
         def with_states(self, tokens: mx.array, cache: list[Any]) -> tuple[mx.array, mx.array]:
             """The logits after each of `tokens`, (rows, tokens), and the tokens' states."""
             states: mx.array = self.model(tokens, cache=cache)
             return output_layer_of(self)(states), states
 
-    return Model
+    return ModelWithOwnHead
 
 
 def _is_norm(name: str) -> bool:
     return name.endswith("norm.weight") or name.startswith("pre_fc_norm")
 
 
-def _name_in_head(name: str, kind: _Kind) -> str:
+def _name_in_head(name: str, kind: _HeadKind) -> str:
     part, _, last = name.rpartition(".")
     return f"{kind.parts[part]}.{last}" if part in kind.parts else f"layer.{name}"
 
@@ -221,7 +233,7 @@ def _stacked(weights: dict[str, mx.array]) -> dict[str, mx.array]:
         else:
             experts.setdefault(f"{found[1]}switch_mlp.{found[3]}", {})[int(found[2])] = value
     for name, each in experts.items():
-        stacked[name] = mx.stack([each[at] for at in sorted(each)])
+        stacked[name] = mx.stack([each[number] for number in sorted(each)])
     return stacked
 
 

@@ -4,8 +4,8 @@
 checkpoint has weights in another shape, mlx-lm stacks, casts or unpacks them in the same lazy
 computation that reads them (mlx#3803, ollama#17998). `Reads` tells which arrays have to be read
 first. In a collective operation a rank waits for other ranks (exo#948, exo#1429). A prompt is a
-long computation, so its collective operations are evaluated by themselves (`keep_apart`). The step
-of a token is short, and remains one computation.
+long computation, so its collective operations are evaluated by themselves (`evaluate_apart`). The
+step of a token is short, and remains one computation.
 
 **The wired limit is set at most once**, while nothing computes. A change while the GPU works panics
 the machine (mlx#3186, mlx#3346). Libraries make such changes: mlx-lm does whenever it builds or
@@ -45,35 +45,35 @@ _COLLECTIVE: Final = (
 
 
 class Reads:
-    """The arrays that MLX will read from files, each until `take` has given it out."""
+    """The arrays that MLX will read from files, each until `sources_of` has given it out."""
 
     def __init__(self) -> None:
         self._arrays: list[mx.array] = []
-        # The arrays by the operation that reads each from a file. None before the first `take`.
+        # The arrays by the operation that reads each from a file. None before `sources_of`.
         self._unread: dict[str, mx.array] | None = None
         # The identities of all arrays that were noted.
         self._all: frozenset[int] = frozenset()
 
     @contextmanager
-    def noted(self) -> Iterator[None]:
+    def recorded(self) -> Iterator[None]:
         """Note all arrays that any library loads in the `with` block."""
         load = mx.load
 
-        def note(*arguments: Any, **options: Any) -> Any:
+        def record(*arguments: Any, **options: Any) -> Any:
             found = load(*arguments, **options)
             arrays = found[0] if isinstance(found, tuple) else found
             if isinstance(arrays, dict):
                 self._arrays += arrays.values()
             return found
 
-        mx.load = note
+        mx.load = record
         try:
             yield
         finally:
             mx.load = load
             self._all = frozenset(map(id, self._arrays))
 
-    def take(self, array: mx.array) -> list[mx.array]:
+    def sources_of(self, array: mx.array) -> list[mx.array]:
         """Take the arrays to read before `array` is computed; none if `array` itself is read."""
         if id(array) in self._all:
             return []
@@ -88,8 +88,8 @@ def _by_operation(arrays: list[mx.array]) -> dict[str, mx.array]:
     found = {}
     for begin in range(0, len(arrays), _NAMED_AT_ONCE):
         part = arrays[begin : begin + _NAMED_AT_ONCE]
-        graph = _graph(**{f"a{at}": each for at, each in enumerate(part)})
-        found.update({operation: part[int(at)] for operation, at in _READ_AS.findall(graph)})
+        graph = _graph(**{f"a{index}": each for index, each in enumerate(part)})
+        found.update({operation: part[int(index)] for operation, index in _READ_AS.findall(graph)})
     return found
 
 
@@ -108,16 +108,16 @@ class _Prompt:
 _prompt: Final = _Prompt()
 
 
-def keep_apart(model: Any) -> None:
+def evaluate_apart(model: Any) -> None:
     """Evaluate collective operations by themselves while this model computes a prompt. This
     replaces MLX's operations in the whole process.
     """
     for name in _COLLECTIVE:
         operation = getattr(mx.distributed, name)
-        if not isinstance(operation, _Apart):
-            setattr(mx.distributed, name, _Apart(operation))
+        if not isinstance(operation, _SeparateOperation):
+            setattr(mx.distributed, name, _SeparateOperation(operation))
 
-    class Model(type(model)):  # type: ignore[misc]  # mlx-lm is untyped
+    class SeparatingModel(type(model)):  # type: ignore[misc]  # mlx-lm is untyped
         def __call__(self, tokens: mx.array, *arguments: Any, **options: Any) -> Any:
             before, _prompt.computes = _prompt.computes, tokens.shape[1] > 1
             try:
@@ -125,10 +125,10 @@ def keep_apart(model: Any) -> None:
             finally:
                 _prompt.computes = before
 
-    model.__class__ = Model
+    model.__class__ = SeparatingModel
 
 
-class _Apart:
+class _SeparateOperation:
     """A collective operation of MLX's that is evaluated by itself in a prompt."""
 
     def __init__(self, operation: Callable[..., mx.array]) -> None:
@@ -146,14 +146,14 @@ class _Apart:
 _set_wired_limit: Final = mx.set_wired_limit
 
 
-def _leave_limit(limit: int) -> int:
+def _ignore_limit(limit: int) -> int:
     """Do nothing. Returns the former limit, as MLX's own function does: 0 if no memory was ever
     wired.
     """
     return 0
 
 
-mx.set_wired_limit = _leave_limit
+mx.set_wired_limit = _ignore_limit
 
 
 class _Wiring:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import is_dataclass
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any, Final, TypeAlias
 
 import mlx.core as mx
@@ -33,6 +35,8 @@ _HEAD: Final = re.compile(
 _TIES: Final = ("tie_word_embeddings", "tie_embedding", "weight_tying")
 # The source of each architecture that can be split by tensors has this text.
 _SHARDS: Final = "    def shard("
+# The libraries whose layers keep their arguments.
+_LIBRARIES: Final = ("mlx_lm.", "mlx_vlm.", "mlx_embeddings.")
 
 
 def read_model(folder: Path, classes: Classes | None = None) -> tuple[Any, dict[str, Any]]:
@@ -89,7 +93,7 @@ def without_spare_head(classes: tuple[type, Any], config: dict[str, Any]) -> tup
     if any(table.get(key) is False for table in tables for key in _TIES):
         return classes  # The head differs from the embedding.
 
-    class Model(model):  # type: ignore[misc, valid-type]  # mlx-lm is untyped
+    class WithoutSpareHead(model):  # type: ignore[misc, valid-type]  # mlx-lm is untyped
         def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
             below = getattr(super(), "sanitize", None)
             found: dict[str, Any] = weights if below is None else below(weights)
@@ -99,7 +103,7 @@ def without_spare_head(classes: tuple[type, Any], config: dict[str, Any]) -> tup
                 heads = {name for name in heads if name.rpartition(".")[0] not in modules}
             return {name: each for name, each in found.items() if name not in heads}
 
-    return Model, arguments
+    return WithoutSpareHead, arguments
 
 
 def with_head(config: dict[str, Any]) -> tuple[type, Any]:
@@ -109,13 +113,13 @@ def with_head(config: dict[str, Any]) -> tuple[type, Any]:
     model, arguments = classes_of(config)
     config["tie_word_embeddings"] = True
 
-    class Model(model):  # type: ignore[misc, valid-type]  # mlx-lm is untyped
+    class WithPrefix(model):  # type: ignore[misc, valid-type]  # mlx-lm is untyped
         def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
             named = {f"model.{name}": value for name, value in weights.items()}
             below = getattr(super(), "sanitize", None)
             return named if below is None else dict(below(named))
 
-    return Model, arguments
+    return WithPrefix, arguments
 
 
 def small_llama(vocabulary: int) -> Any:
@@ -246,3 +250,17 @@ def splittable() -> list[str]:
     """
     folder = Path(mlx_lm.models.__file__).parent
     return sorted(each.stem for each in folder.glob("*.py") if _SHARDS in each.read_text("utf-8"))
+
+
+def argument_classes(error: Exception) -> Iterator[tuple[Any, dict[str, Any] | None]]:
+    """The classes of arguments that functions in the traceback worked with. A class whose arguments
+    were being made comes with the table that they were made of.
+    """
+    for frame, _ in walk_tb(error.__traceback__):
+        values = list(frame.f_locals.values())
+        if frame.f_code.co_name == "from_dict" and is_dataclass(kind := values[0]):
+            yield kind, frame.f_locals.get("params")
+        layer_arguments = [getattr(each, "__dict__", {}).get("args") for each in values]
+        for kind in map(type, values + layer_arguments):
+            if is_dataclass(kind) and kind.__module__.startswith(_LIBRARIES):
+                yield kind, None

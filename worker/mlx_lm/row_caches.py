@@ -208,7 +208,7 @@ class RowsCache:
         """Forget so many tokens at the beginning of each row, and have `slots` slots then."""
         self.keys, self.values = (_shifted(each, tokens)[:, :, :slots] for each in self.state)
 
-    def take_in(self, other: RowsCache, rows: Sequence[int], places: int) -> None:
+    def add_rows(self, other: RowsCache, rows: Sequence[int], places: int) -> None:
         """Put these rows of another cache behind the own rows, in at least so many places. The
         lengths of both are still those from before.
         """
@@ -323,7 +323,10 @@ def _of(cache: Any, lengths: dict[int | None, RowLengths]) -> Any:
     tokens = cache.offset.tolist()
     if window not in lengths:
         lengths[window] = RowLengths(tokens, window)
-        lengths[window].set(tokens, [all_ - own for all_, own in zip(tokens, slots, strict=True)])
+        lengths[window].set(
+            tokens,
+            [row_tokens - used_slots for row_tokens, used_slots in zip(tokens, slots, strict=True)],
+        )
     rows = RowsCache(lengths[window], cache.keys, cache.values)
     if any(padding):
         rows.drop(padding)
@@ -338,8 +341,8 @@ def _put(array: mx.array, slots: mx.array, new: mx.array) -> mx.array:
     if spare:
         # MLX wants something for each place.
         new = mx.pad(new, [(0, spare), (0, 0), (0, 0), (0, 0)])
-    at = mx.broadcast_to(slots[:, None, :, None], new.shape)
-    return mx.put_along_axis(array, at, new.astype(array.dtype), axis=2)
+    indices = mx.broadcast_to(slots[:, None, :, None], new.shape)
+    return mx.put_along_axis(array, indices, new.astype(array.dtype), axis=2)
 
 
 def _longer(array: mx.array, slots: int) -> mx.array:

@@ -65,9 +65,9 @@ class Grouping(NamedTuple):
 
     def placed(self, groups: Sequence[GroupSize], tokens: int) -> list[GroupSize]:
         """The sizes of the groups once such a row has joined."""
-        at = self.place(groups, tokens)
-        own = groups[at] if at < len(groups) else GroupSize(0, 0, 0)
-        return [*groups[:at], own.with_row(tokens), *groups[at + 1 :]]
+        place = self.place(groups, tokens)
+        group = groups[place] if place < len(groups) else GroupSize(0, 0, 0)
+        return [*groups[:place], group.with_row(tokens), *groups[place + 1 :]]
 
 
 ONE_GROUP: Final = Grouping()
@@ -114,21 +114,23 @@ class RowGroup:
     def advance(self, tokens: Sequence[int]) -> None:
         """Note how many tokens more of each row the caches have seen."""
         for lengths in self.lengths:
-            lengths.set([own + more for own, more in zip(lengths.tokens, tokens, strict=True)])
+            lengths.set(
+                [before + more for before, more in zip(lengths.tokens, tokens, strict=True)]
+            )
 
-    def take_in(self, other: RowGroup, rows: Sequence[int]) -> None:
+    def add_rows(self, other: RowGroup, rows: Sequence[int]) -> None:
         """Put these rows of another group behind the own rows. No row of both is about to move, and
         no step is being computed: only then MLX writes into the same memory.
         """
         count = len(self) + len(rows)
         if count > self._room:
             self._room = places_for(count)
-        for own, new in zip(self.leaves, other.leaves, strict=True):
-            shape = own.keys.shape
-            own.take_in(new, rows, self._room)
-            if own.keys.shape != shape:
+        for leaf, new_leaf in zip(self.leaves, other.leaves, strict=True):
+            shape = leaf.keys.shape
+            leaf.add_rows(new_leaf, rows, self._room)
+            if leaf.keys.shape != shape:
                 # One after another: else MLX would hold the old arrays of several layers.
-                mx.eval(own.state)
+                mx.eval(leaf.state)
         for lengths, more in zip(self.lengths, other.lengths, strict=True):
             lengths.extend(more.of(rows))
         self.places = list(range(count))
@@ -151,16 +153,16 @@ class RowGroup:
 
         return RowGroup(changed(of_layer, self.caches), len(rows))
 
-    def leave(self, keep: Sequence[int]) -> list[int]:
+    def retain(self, keep: Sequence[int]) -> list[int]:
         """Keep these rows alone, at least one. Returns the new order of the rows, by their old
-        numbers. Nothing is copied before `settle`, while others may read the arrays.
+        numbers. Nothing is copied before `move_rows`, while others may read the arrays.
         """
         if len(keep) == len(self):
             return list(range(len(self)))
-        self.settle()
-        count, kept = len(keep), set(keep)
+        self.move_rows()
+        count, retained = len(keep), set(keep)
         behind = (each for each in keep if each >= count)
-        self.places = [at if at in kept else next(behind) for at in range(count)]
+        self.places = [place if place in retained else next(behind) for place in range(count)]
         for lengths in self.lengths:
             ordered = lengths.of(self.places)
             lengths.set(ordered.tokens, ordered.dropped)
@@ -168,7 +170,7 @@ class RowGroup:
             self._room = places_for(count)
         return list(self.places)
 
-    def settle(self) -> None:
+    def move_rows(self) -> None:
         """Move rows to the places of those that left. Give memory back if many left."""
         count, leaves = len(self), self.leaves
         if leaves and self._room < leaves[0].places:
@@ -177,7 +179,11 @@ class RowGroup:
                 each.choose(places)
                 mx.eval(each.state)
         else:
-            moves = [(at, place) for at, place in enumerate(self.places) if at != place]
+            moves = [
+                (new_place, old_place)
+                for new_place, old_place in enumerate(self.places)
+                if new_place != old_place
+            ]
             if moves:
                 to, places = map(list, zip(*moves, strict=True))
                 rows = [each.rows(places) for each in leaves]
@@ -189,7 +195,7 @@ class RowGroup:
 
     def extract(self, row: int) -> list[Any]:
         """The row's own caches, of a batch with one group, as mlx-lm's classes."""
-        self.settle()
+        self.move_rows()
         return [each.extract(row) for each in self.caches]
 
     def lent(self) -> list[Any]:

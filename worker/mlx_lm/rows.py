@@ -25,7 +25,7 @@ from worker.mlx_lm.row_groups import ONE_GROUP, Grouping, GroupSize, RowGroup, c
 
 
 @dataclass(eq=False)
-class _State:
+class _RecurrentState:
     """The recurrent state of each layer before a step."""
 
     caches: list[ArraysCache]
@@ -34,7 +34,7 @@ class _State:
     def __post_init__(self) -> None:
         self.arrays = [list(each.cache) for each in self.caches]
 
-    def put_back(self, rows: list[bool]) -> None:
+    def restore(self, rows: list[bool]) -> None:
         """Give the chosen rows their state from before the step."""
         chosen = mx.array(rows)
         for cache, arrays in zip(self.caches, self.arrays, strict=True):
@@ -106,10 +106,12 @@ class DecodingRows:
     @property
     def places(self) -> dict[int, RowCaches]:
         """The caches of each row. For use between two steps."""
-        found = (RowCaches(group.caches, at) for group in self._groups for at in group.places)
-        return dict(zip(self.uids, found, strict=True))
+        places = (
+            RowCaches(group.caches, place) for group in self._groups for place in group.places
+        )
+        return dict(zip(self.uids, places, strict=True))
 
-    def begin(self, rows: list[DecodingRow], caches: list[Any]) -> None:
+    def start(self, rows: list[DecodingRow], caches: list[Any]) -> None:
         """Take rows into an empty batch, and draw their first tokens. The caches are mlx-lm's, and
         lack the last token of each row.
         """
@@ -130,24 +132,24 @@ class DecodingRows:
             return
         drawn = mx.concatenate([self._read_later(), other._read_later()])
         for group in (*self._groups, *other._groups):
-            group.settle()
+            group.move_rows()
         # MLX writes rows into the same memory if no step reads it any more.
         mx.eval(drawn)
         shared = self._shared if self._rows else other._shared
         if self._rows:
-            for own, more in zip(shared, other._shared, strict=True):
-                own.extend(more)
+            for cache, more in zip(shared, other._shared, strict=True):
+                cache.extend(more)
         count = iter(range(len(self._rows) + len(other._rows)))
         order = [[next(count) for _ in group.places] for group in self._groups]
         for new in other._groups:
             joined = [next(count) for _ in new.places]
-            for at, rows in self._joining(new).items():
-                if at == len(self._groups):
+            for number, rows in self._joining(new).items():
+                if number == len(self._groups):
                     self._groups.append(new.part(rows, iter(shared)))
                     order.append([])
                 else:
-                    self._groups[at].take_in(new, rows)
-                order[at] += [joined[row] for row in rows]
+                    self._groups[number].add_rows(new, rows)
+                order[number] += [joined[row] for row in rows]
         self._rows = self._rows + other._rows
         self._drawn = drawn
         self._order([row for rows in order for row in rows])
@@ -157,22 +159,22 @@ class DecodingRows:
         if not keep:
             self._rows, self._groups, self._drawn = [], [], None
             if self._drafting is not None:
-                self._drafting.keep([])
+                self._drafting.retain([])
             return
         order: list[int] = []
         groups = []
         begin = 0
         for group in self._groups:
             end = begin + len(group)
-            own = [place - begin for place in keep if begin <= place < end]
-            if own:
+            rows = [place - begin for place in keep if begin <= place < end]
+            if rows:
                 groups.append(group)
-                order += [begin + row for row in group.leave(own)]
+                order += [begin + row for row in group.retain(rows)]
             begin = end
         self._order(order)
         self._groups = groups
         if self._drafting is not None:
-            self._drafting.keep(self.uids)
+            self._drafting.retain(self.uids)
 
     def extract_cache(self, place: int) -> list[Any]:
         group, row = self._find(place)
@@ -183,7 +185,7 @@ class DecodingRows:
         if not self._rows:
             return []
         for each in self._groups:
-            each.settle()
+            each.move_rows()
         began_at, last = perf_counter(), self._ended_at
         self._drafted_s = 0.0
         guesses = self._guesses()
@@ -192,7 +194,7 @@ class DecodingRows:
         if guesses is not None:
             # Rows whose state went back have several known tokens.
             fed = zip(self._rows, guesses, strict=True)
-            width = max(row.unseen + len(own) for row, own in fed)
+            width = max(row.unseen + len(row_guesses) for row, row_guesses in fed)
         tokens = self._plain() if guesses is None else self._wide(guesses)
         self._ended_at = perf_counter()
         if self._observe is not None and began_at - last < _PAUSE_S:
@@ -281,8 +283,8 @@ class DecodingRows:
             return None
         checker: Any = self._draw
         return [
-            checker.possible(each.uid, own) if own else []
-            for each, own in zip(self._rows, guesses, strict=True)
+            checker.possible(row.uid, row_guesses) if row_guesses else []
+            for row, row_guesses in zip(self._rows, guesses, strict=True)
         ]
 
     def _draft(self, counts: list[int]) -> list[list[int]]:
@@ -316,11 +318,13 @@ class DecodingRows:
         """
         logits, states = self._forward(inputs[:, None])
         logits = logits[:, -1, :]
-        self._note(states, [each.length - begins for each in self._rows], [1] * len(self._rows))
+        self._record_states(
+            states, [each.length - begins for each in self._rows], [1] * len(self._rows)
+        )
         if any(each.processors for each in self._rows):
             parts = [
-                row.process(logits[at : at + 1], [] if begins else inputs[at : at + 1])
-                for at, row in enumerate(self._rows)
+                row.process(logits[index : index + 1], [] if begins else inputs[index : index + 1])
+                for index, row in enumerate(self._rows)
             ]
             logits = mx.concatenate(parts)
         with self.model.sampling(self.uids):
@@ -330,8 +334,8 @@ class DecodingRows:
     def _wide(self, guesses: list[list[int]]) -> list[RowToken]:
         rows = self._rows
         fed = [
-            [*row.tokens[len(row.tokens) - row.unseen :], *own]
-            for row, own in zip(rows, guesses, strict=True)
+            [*row.tokens[len(row.tokens) - row.unseen :], *row_guesses]
+            for row, row_guesses in zip(rows, guesses, strict=True)
         ]
         lengths = [len(each) for each in fed]
         width = max(lengths)
@@ -342,27 +346,29 @@ class DecodingRows:
                 cache.finalize()
         flat = logits.reshape(-1, logits.shape[-1])
         places = [
-            at * width + place
-            for at, (length, own) in enumerate(zip(lengths, guesses, strict=True))
-            for place in range(length - len(own) - 1, length)
+            index * width + place
+            for index, (length, row_guesses) in enumerate(zip(lengths, guesses, strict=True))
+            for place in range(length - len(row_guesses) - 1, length)
         ]
         chosen = flat if len(places) == flat.shape[0] else flat[mx.array(places)]
         firsts = [row.length - row.unseen for row in rows]
         right, following = self._check(chosen, guesses)
-        self._note(
+        self._record_states(
             states,
             firsts,
             [
-                length - len(own) + count
-                for length, own, count in zip(lengths, guesses, right, strict=True)
+                length - len(row_guesses) + count
+                for length, row_guesses, count in zip(lengths, guesses, right, strict=True)
             ],
         )
-        self._keep_right(state, lengths, guesses, right)
+        self._forget_wrong(state, lengths, guesses, right)
         given = [
             [row.tokens[-1 - count], *row.tokens[len(row.tokens) - count :]]
             for row, count in zip(rows, right, strict=True)
         ]
-        rejected = [len(own) - count for own, count in zip(guesses, right, strict=True)]
+        rejected = [
+            len(row_guesses) - count for row_guesses, count in zip(guesses, right, strict=True)
+        ]
         for row, token in zip(rows, following, strict=True):
             row.tokens.append(token)
             row.unseen += 1
@@ -373,41 +379,53 @@ class DecodingRows:
         guesses to the row.
         """
         checker: Any = self._draw
-        carried = [RowGuesses(row.uid, own) for row, own in zip(self._rows, guesses, strict=True)]
+        carried = [
+            RowGuesses(row.uid, row_guesses)
+            for row, row_guesses in zip(self._rows, guesses, strict=True)
+        ]
         adjusted = logits
         if any(each.processors for each in self._rows):
             parts = [
-                (row, own[:count])
-                for row, own in zip(self._rows, guesses, strict=True)
-                for count in range(len(own) + 1)
+                (row, row_guesses[:count])
+                for row, row_guesses in zip(self._rows, guesses, strict=True)
+                for count in range(len(row_guesses) + 1)
             ]
             adjusted = mx.concatenate(
-                [row.process(logits[at : at + 1], own) for at, (row, own) in enumerate(parts)]
+                [
+                    row.process(logits[index : index + 1], row_guesses)
+                    for index, (row, row_guesses) in enumerate(parts)
+                ]
             )
         drawn: list[int] = checker.check(_logprobs(adjusted), logits, carried).tolist()
-        right: list[int] = checker.settle(drawn)
+        right: list[int] = checker.accept(drawn)
         following = []
-        at = 0
-        for row, own, count in zip(self._rows, guesses, right, strict=True):
-            row.tokens += own[:count]
-            following.append(drawn[at + count])
-            at += len(own) + 1
+        begin = 0
+        for row, row_guesses, count in zip(self._rows, guesses, right, strict=True):
+            row.tokens += row_guesses[:count]
+            following.append(drawn[begin + count])
+            begin += len(row_guesses) + 1
         return right, following
 
-    def _keep_right(
-        self, state: _State | None, lengths: list[int], guesses: list[list[int]], right: list[int]
+    def _forget_wrong(
+        self,
+        state: _RecurrentState | None,
+        lengths: list[int],
+        guesses: list[list[int]],
+        right: list[int],
     ) -> None:
         """Let the caches forget what follows a wrong guess. A recurrent state can't forget single
         tokens: it goes back to before the step, and its row's tokens are computed again in the next
         step.
         """
-        wrong = [len(own) - count for own, count in zip(guesses, right, strict=True)]
+        wrong = [
+            len(row_guesses) - count for row_guesses, count in zip(guesses, right, strict=True)
+        ]
         if state is None or not any(wrong):
             self._advance([length - gone for length, gone in zip(lengths, wrong, strict=True)])
             for row in self._rows:
                 row.unseen = 0
             return
-        state.put_back([gone > 0 for gone in wrong])
+        state.restore([gone > 0 for gone in wrong])
         self._advance([0 if gone else length for length, gone in zip(lengths, wrong, strict=True)])
         for row, gone, count in zip(self._rows, wrong, right, strict=True):
             row.unseen = row.unseen + count if gone else 0
@@ -418,21 +436,23 @@ class DecodingRows:
         keep: list[int] = []
         lent: dict[int, list[Any]] = {}
         for place, (row, tokens) in enumerate(zip(self._rows, given, strict=True)):
-            for at, token in enumerate(tokens):
+            for index, token in enumerate(tokens):
                 reason = row.give(token)
-                made = RowToken(row.uid, token, reason, None, at > 0, 0 if at else rejected[place])
+                made = RowToken(
+                    row.uid, token, reason, None, index > 0, 0 if index else rejected[place]
+                )
                 found.append(made)
                 if self._guesser is not None:
-                    self._guesser.take(row.uid, token)
+                    self._guesser.record(row.uid, token)
                 if reason is None:
                     continue
-                group, own = self._find(place)
+                group, number = self._find(place)
                 if not self._lends:
-                    made.prompt_cache = RowCaches(group.extract(own), 0)
+                    made.prompt_cache = RowCaches(group.extract(number), 0)
                 else:
                     if id(group) not in lent:
                         lent[id(group)] = group.lent()
-                    made.prompt_cache = RowCaches(lent[id(group)], group.places[own])
+                    made.prompt_cache = RowCaches(lent[id(group)], group.places[number])
                 break
             else:
                 keep.append(place)
@@ -448,14 +468,14 @@ class DecodingRows:
         computed: tuple[mx.array, mx.array | None] = self.model.decode(tokens, caches)
         return computed
 
-    def _note(self, states: mx.array | None, firsts: list[int], counts: list[int]) -> None:
+    def _record_states(self, states: mx.array | None, firsts: list[int], counts: list[int]) -> None:
         """Note the states of a step, if there are any: of `counts` tokens of each row, from the
         numbers `firsts` on.
         """
         if states is None:
             return
         for place, (row, first, count) in enumerate(zip(self._rows, firsts, counts, strict=True)):
-            row.states.note(first, count, states, place)
+            row.states.record(first, count, states, place)
 
     def _advance(self, tokens: list[int]) -> None:
         """Note how many tokens more of each row the caches have seen."""
@@ -463,7 +483,7 @@ class DecodingRows:
         for group in self._groups:
             group.advance([next(left) for _ in group.places])
 
-    def _recurrent(self, lengths: list[int]) -> _State | None:
+    def _recurrent(self, lengths: list[int]) -> _RecurrentState | None:
         """The recurrent states before a step in which each row has so many tokens; None: there are
         none.
         """
@@ -473,7 +493,7 @@ class DecodingRows:
         if min(lengths) < max(lengths):
             for each in caches:
                 each.prepare(lengths=lengths)
-        return _State(caches)
+        return _RecurrentState(caches)
 
 
 def _logprobs(logits: mx.array) -> mx.array:

@@ -53,25 +53,25 @@ class StopTexts:
         self._texts = texts
         self._include = include
         # The stop sequence that was found. After it no more text is given out.
-        self.found: str | None = None
+        self.stop_sequence: str | None = None
 
-    def take(self, text: str) -> str:
+    def feed(self, text: str) -> str:
         """Take in a piece of text. Returns the text that surely stands before any stop sequence."""
         if self._state is None or not text:
             return text
-        if self.found is not None:
+        if self.stop_sequence is not None:
             return ""
         held = self._state[-1]
         self._state, before, state = TextStateMachine.step(self._state, text)
         if state is not None:
             return str(before)
         seen = str((held + text).removesuffix(self._state[-1]))
-        self.found = max(filter(seen.endswith, self._texts), key=len)
+        self.stop_sequence = max(filter(seen.endswith, self._texts), key=len)
         return seen if self._include else str(before)
 
     def flush(self) -> str:
         """At the end of the answer: the text that was held back."""
-        if self._state is None or self.found is not None:
+        if self._state is None or self.stop_sequence is not None:
             return ""
         self._state, rest, _ = TextStateMachine.flush(self._state)
         return str(rest)

@@ -20,14 +20,14 @@ from protocol.message import pack
 
 if TYPE_CHECKING:
     from worker.engines.sequence import Token
-    from worker.runtime.prompts import Prepared
+    from worker.runtime.prompts import PreparedRequest
     from worker.sampling.scores import LogprobWriter
     from worker.text.stream import AnswerStream
 
 
 class Answering:
     """The answer to one request, as the main thread makes it from tokens. It is created when the
-    request comes. `begin` is called once the prompt is tokenized.
+    request comes. `start` is called once the prompt is tokenized.
     """
 
     def __init__(self, request_id: str) -> None:
@@ -43,7 +43,7 @@ class Answering:
         # Keywords of the client's schema that aren't enforced. The first delta names them.
         self._unenforced: tuple[str, ...] = ()
 
-    def begin(self, prepared: Prepared) -> None:
+    def start(self, prepared: PreparedRequest) -> None:
         self._prompt_tokens = len(prepared.prompt_ids)
         self._completion_tokens = prepared.delivered
         self._answer = prepared.answer
@@ -68,7 +68,7 @@ class Answering:
                 yield Delta(self._request_id, (), (part,))
 
     def delta(self, token: Token) -> Delta | None:
-        """The delta of a token; None: `begin` was not called yet. The last delta has a finish
+        """The delta of a token; None: `start` was not called yet. The last delta has a finish
         reason. The engine doesn't know this reason yet if the text ends the answer, as a stop
         sequence does.
         """
@@ -159,7 +159,7 @@ class Outbox:
         self._deltas.setdefault(delta.request_id, []).append(delta)
         self._count += 1
 
-    def take(self) -> Output | None:
+    def collect(self) -> Output | None:
         """Take all deltas, joined to one for each request; None: there are none."""
         if not self._deltas:
             return None

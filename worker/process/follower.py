@@ -13,7 +13,7 @@ import traceback
 from typing import Final, NoReturn
 
 from protocol.process import LEFT_ALONE, grace_s
-from worker.process.gateway import ParentWatch, begin_process, end_process
+from worker.process.gateway import ParentWatch, end_process, set_up_process
 
 logger = logging.getLogger("worker")
 
@@ -57,7 +57,7 @@ def _grace_s() -> float:
 def run(address: str, key: bytes, rank: int, silence_s: float, parent_pid: int) -> NoReturn:
     """Follow rank 0 until rank 0 ends the work or is gone. Then end the process."""
     life = _Life()
-    begin_process(life.stop)
+    set_up_process(life.stop)
     ParentWatch(parent_pid, life.stop, _grace_s)
 
     def work() -> None:

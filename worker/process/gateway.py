@@ -39,7 +39,7 @@ from protocol.process import DUMP_STACKS, ProcessExit
 _POLL_S = 1.0
 
 
-def begin_process(stop: Callable[[], None]) -> None:
+def set_up_process(stop: Callable[[], None]) -> None:
     """Set up the signals, stack dumps and log of a worker's process. SIGTERM calls `stop`."""
 
     def on_sigterm(_signal: int, _frame: FrameType | None) -> None:
@@ -75,7 +75,7 @@ class GatewayLink:
         # The channel to the next gateway and the pid of that gateway, from an order to move until
         # that gateway settles.
         self._next: tuple[zmq.Socket[bytes], int] | None = None
-        self._last_words: deque[bytes] = deque()
+        self._final_messages: deque[bytes] = deque()
         self._unsent: deque[bytes] = deque()
         self._poller = zmq.Poller()
         self._watched: object = None
@@ -149,7 +149,7 @@ class GatewayLink:
                 case order:
                     return order
 
-    def settle(self) -> int | None:
+    def switch_gateway(self) -> int | None:
         """Change to the next gateway once its first message has come. Returns the pid of that
         gateway, to which this worker then belongs; None: there is no such message yet.
         """
@@ -164,20 +164,20 @@ class GatewayLink:
             raise RuntimeError("The next gateway gave an order before it had settled.")
         self._socket.close(linger=0)
         self._socket, self._next = socket, None
-        self._last_words.clear()
+        self._final_messages.clear()
         self.send_unsent()
         return pid
 
     @property
     def _sendable(self) -> deque[bytes]:
-        return self._last_words if self._next is not None else self._unsent
+        return self._final_messages if self._next is not None else self._unsent
 
     def _move(self, move: Move) -> None:
         self._stay()
         socket = connect_worker_side(self._context, move.address, move.key)
         self._next = (socket, move.parent)
         self._unsent.append(encode(Moved()))
-        self._last_words, self._unsent = self._unsent, deque()
+        self._final_messages, self._unsent = self._unsent, deque()
         self.send_unsent()
 
     def _stay(self) -> None:
@@ -185,8 +185,8 @@ class GatewayLink:
             return
         self._next[0].close(linger=0)
         self._next = None
-        self._unsent.extendleft(reversed(self._last_words))
-        self._last_words.clear()
+        self._unsent.extendleft(reversed(self._final_messages))
+        self._final_messages.clear()
         self.send_unsent()
 
     def _clear_wake(self) -> None:

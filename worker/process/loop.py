@@ -1,4 +1,14 @@
-"""The main thread of a worker: it takes the gateway's orders, and sends results to the gateway."""
+"""The main thread of a worker, which never computes. `WorkerLoop.run` repeats these steps:
+
+1. Wait for an order of the gateway, an event of the engine, or the time of the next heartbeat.
+2. Stop if a signal has asked for that.
+3. Send the messages that the gateway had no room for.
+4. Carry out the gateway's orders: requests go to `Preparation`, commands go to the engine thread.
+5. Change to the next gateway once that has taken this worker over.
+6. Read the engine's events: prepared requests go to the engine, and tokens become deltas.
+7. Stop if the worker drains and has no request left.
+8. Send a heartbeat once a second.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +17,6 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -24,18 +33,18 @@ from protocol.life import (
 )
 from protocol.message import Message
 from protocol.process import LEFT_ALONE, grace_s
-from protocol.requests import Cancel, ChatPrompt, Embed, Generate, TextPrompt, TokenPrompt
+from protocol.requests import Cancel, Embed, Generate
 from worker.process.answering import Answering, Outbox, rendered
-from worker.process.fair_lane import FairLane
-from worker.process.gateway import GatewayLink, ParentWatch, begin_process, end_process
+from worker.process.gateway import GatewayLink, ParentWatch, end_process, set_up_process
+from worker.process.preparation import Preparation
 from worker.runtime.engine_thread import (
-    EngineEnded,
+    EngineEnd,
     EngineStep,
     EngineThread,
-    GivenUp,
     ModelReady,
-    RankGone,
+    RankLoss,
     RemoveRequests,
+    RequestFailure,
     import_at_low_priority,
 )
 from worker.transformers import SLOW_IMPORT
@@ -43,12 +52,9 @@ from worker.vectors.jobs import VectorJob
 
 if TYPE_CHECKING:
     from worker.engines.sequence import Token
-    from worker.runtime.prompts import Prepared
+    from worker.runtime.prompts import PreparedRequest
 
 logger = logging.getLogger("worker")
-# A sharer of the model has this many threads at most. One thread more is there for another.
-_TOKENIZER_THREADS: Final = 2
-_COMPILER_THREADS: Final = 2
 _HEARTBEAT_S: Final = 1.0
 _UNSENT_FRAMES: Final = 256
 _ENDING_LOOK_S: Final = 0.01
@@ -64,7 +70,7 @@ def run(address: str, key: bytes, parent_pid: int, incarnation: int, *, spare: b
     A spare does its imports at low priority, because other workers compute meanwhile.
     """
     loop = WorkerLoop(address, key, incarnation, spare=spare)
-    begin_process(loop.request_stop)
+    set_up_process(loop.request_stop)
     loop.watch = ParentWatch(parent_pid, loop.request_stop, loop.orphan_grace_s)
     try:
         status = loop.run()
@@ -112,7 +118,7 @@ class WorkerLoop:
                 self._stop()
             self._link.send_unsent()
             self._read_gateway()
-            self._follow_next()
+            self._follow_gateway()
             self._read_engine()
             if self._draining and not self._requests:
                 self._stop()
@@ -130,7 +136,7 @@ class WorkerLoop:
         if self._engine.may_hold_model:
             self._engine.finish()
             while time.monotonic() < over_at:
-                if isinstance(self._engine.next_event(), EngineEnded):
+                if isinstance(self._engine.next_event(), EngineEnd):
                     break
                 time.sleep(_ENDING_LOOK_S)
         return 1
@@ -146,7 +152,7 @@ class WorkerLoop:
         while (order := self._link.receive()) is not None:
             match order:
                 case Generate() | Embed() as task:
-                    self._begin(task)
+                    self._accept(task)
                 case Cancel(request_id=request_id):
                     if self._requests.pop(request_id, None) is not None:
                         self._engine.post(RemoveRequests((request_id,)))
@@ -157,13 +163,13 @@ class WorkerLoop:
                 case Stop():
                     self._stop()
 
-    def _follow_next(self) -> None:
-        if (parent_pid := self._link.settle()) is not None:
+    def _follow_gateway(self) -> None:
+        if (parent_pid := self._link.switch_gateway()) is not None:
             if self.watch is not None:
                 self.watch.follow(parent_pid)
             self._read_gateway()
 
-    def _begin(self, task: Generate | Embed) -> None:
+    def _accept(self, task: Generate | Embed) -> None:
         if self._draining or self._stopping:
             # This worker is about to end, so the gateway keeps the request for the next worker.
             return
@@ -173,7 +179,7 @@ class WorkerLoop:
             return
         self._requests[task.request_id] = Answering(task.request_id)
         self._engine.arriving += 1
-        self._preparation.begin(loaded.prepare, task)
+        self._preparation.submit(loaded.prepare, task)
 
     def _stop(self) -> None:
         if self._stopping:
@@ -190,7 +196,7 @@ class WorkerLoop:
     # From the engine
 
     def _read_engine(self) -> None:
-        self._engine.throttle.note_look(time.monotonic())
+        self._engine.throttle.record_look(time.monotonic())
         while self._link.unsent < _UNSENT_FRAMES or self._stopping:
             event = self._engine.next_event()
             if not isinstance(event, EngineStep):
@@ -204,16 +210,16 @@ class WorkerLoop:
                     self._engine.arriving -= 1
                     if self._requests.pop(failure.request_id, None) is not None:
                         self._send(failure)
-                case GivenUp(failure):
+                case RequestFailure(failure):
                     if self._requests.pop(failure.request_id, None) is not None:
                         self._send(failure)
                 case ModelReady() as loaded:
                     self._loaded = loaded
                     self._send(loaded.ready)
-                case EngineEnded(failed):
+                case EngineEnd(failed):
                     self._exit_status = LEFT_ALONE if self._lost else int(failed)
                     return
-                case RankGone(rank):
+                case RankLoss(rank):
                     self._lose(rank)
                 case Embedded() as embedded:
                     if embedded.request_id in self._requests:
@@ -241,13 +247,13 @@ class WorkerLoop:
         ending.start()
         self._stop()
 
-    def _enqueue(self, prepared: Prepared) -> None:
+    def _enqueue(self, prepared: PreparedRequest) -> None:
         self._engine.arriving -= 1
         request_id = prepared.sequence.request_id
         request = self._requests.get(request_id)
         if request is None:
             return
-        request.begin(prepared)
+        request.start(prepared)
         if prepared.rendered:
             for message in rendered(request_id, prepared.prompt_ids):
                 self._send(message)
@@ -285,9 +291,9 @@ class WorkerLoop:
                     self._engine.post(RemoveRequests((token.request_id,)))
 
     def _send_output(self) -> None:
-        if (output := self._outbox.take()) is not None:
+        if (output := self._outbox.collect()) is not None:
             self._send(output)
-            self._engine.throttle.note_sent(time.monotonic())
+            self._engine.throttle.record_sent(time.monotonic())
 
     def _drop(self, request_id: str) -> None:
         self._requests.pop(request_id, None)
@@ -320,73 +326,6 @@ class WorkerLoop:
                 prompt_cache_bytes=figures.prompt_cache_bytes,
             )
         )
-
-
-class Preparation:
-    """Makes requests ready for the engine on threads of its own. These threads call `emit` with
-    each outcome.
-    """
-
-    def __init__(self, emit: Callable[[Prepared | VectorJob | RequestFailed], None]) -> None:
-        self._emit = emit
-        self._tokenizers = FairLane(_TOKENIZER_THREADS + 1, _TOKENIZER_THREADS, "tokenizer")
-        # For requests with pictures, one at a time because decoded pictures are large. Requests
-        # without pictures needn't wait for them.
-        self._decoder = FairLane(1, 1, "pictures")
-        # For requests with a grammar, whose compilation may take half a second. Other requests
-        # needn't wait for it.
-        self._compilers = FairLane(_COMPILER_THREADS + 1, _COMPILER_THREADS, "compiler")
-
-    def begin(
-        self,
-        prepare: Callable[[Generate | Embed], Prepared | VectorJob | RequestFailed],
-        task: Generate | Embed,
-    ) -> None:
-        self._lane_for(task).submit(
-            partial(self._prepare, prepare, task),
-            task.sharer,
-            task.share,
-            task.priority,
-            size_of(task),
-        )
-
-    def _lane_for(self, task: Generate | Embed) -> FairLane:
-        # A request for vectors has no constraint.
-        if isinstance(task, Embed):
-            return self._tokenizers
-        if isinstance(task.prompt, ChatPrompt) and task.prompt.pictures:
-            return self._decoder
-        free = task.constraint is None and task.tools is None
-        return self._tokenizers if free else self._compilers
-
-    def _prepare(
-        self,
-        prepare: Callable[[Generate | Embed], Prepared | VectorJob | RequestFailed],
-        task: Generate | Embed,
-    ) -> None:
-        try:
-            outcome = prepare(task)
-        except Exception:
-            logger.exception("Tokenizing request %s failed", task.request_id)
-            outcome = RequestFailed(
-                request_id=task.request_id,
-                code="internal_error",
-                message="The prompt could not be tokenized; the worker's log has the traceback.",
-            )
-        self._emit(outcome)
-
-
-def size_of(task: Generate | Embed) -> int:
-    """About how many characters are to be tokenized."""
-    if isinstance(task, Embed):
-        return 1 + sum(map(_characters, task.inputs))
-    if isinstance(task.prompt, ChatPrompt):
-        return 1 + sum(len(each.content) for each in task.prompt.messages)
-    return 1 + _characters(task.prompt)
-
-
-def _characters(prompt: TextPrompt | TokenPrompt) -> int:
-    return len(prompt.text) if isinstance(prompt, TextPrompt) else 0
 
 
 def _work(thread: EngineThread, incarnation: int, *, spare: bool) -> None:

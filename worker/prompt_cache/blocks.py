@@ -14,7 +14,6 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import mlx.core as mx
 
-from worker.mlx_lm.array_size import most_parts
 from worker.mlx_lm.caches import (
     fill,
     gather,
@@ -27,6 +26,7 @@ from worker.mlx_lm.caches import (
     tokens_of,
 )
 from worker.prompt_cache.path import BLOCK_TOKENS
+from worker.system.memory import most_parts
 
 # From so many blocks on it costs less to cut blocks together, which takes two operations for each
 # array.
@@ -69,20 +69,20 @@ class Cutter:
         caches = make_caches()
         model(mx.array([[0, 0]]), cache=caches)
         leaves = leaves_of(caches)
-        used = [(at, leaf) for at, leaf in enumerate(leaves) if not leaf.empty()]
-        self._growing = [at for at, leaf in used if grows(leaf)]
-        self._fixed = [at for at, leaf in used if not grows(leaf)]
+        used = [(layer, leaf) for layer, leaf in enumerate(leaves) if not leaf.empty()]
+        self._growing = [layer for layer, leaf in used if grows(leaf)]
+        self._fixed = [layer for layer, leaf in used if not grows(leaf)]
         # Some architectures have their own kinds of caches, whose states can't be set.
-        self.can_restore = all(has_known_state(leaves[at]) for at in self._fixed)
+        self.can_restore = all(has_known_state(leaves[layer]) for layer in self._fixed)
         # The arrays of all layers with the same shape are kept as one array, which is much less
         # work than an array for each layer.
         groups: dict[Any, list[tuple[int, int]]] = {}
         token_bytes = 0
-        for at, leaf in used:
-            if at in self._growing:
+        for layer, leaf in used:
+            if layer in self._growing:
                 for part, array in enumerate(tokens_of(leaf, 0, 0, 2)):
                     shape = (array.shape[1], array.shape[3], array.dtype)
-                    groups.setdefault(shape, []).append((at, part))
+                    groups.setdefault(shape, []).append((layer, part))
                     token_bytes += array.nbytes // 2
         self._groups = list(groups.values())
         # The elements of a block in one of the arrays of each group.
@@ -112,7 +112,7 @@ class Cutter:
 
     def _cut_group(self, spans: Sequence[Span]) -> list[list[Block]]:
         leaves = leaves_of(spans[0].caches)
-        batched = all(is_batch(leaves[at]) for at in self._growing)
+        batched = all(is_batch(leaves[layer]) for layer in self._growing)
         if batched and len(spans) > 1 and _blocks_in(spans) >= _TOGETHER:
             return self._cut_together(leaves, spans)
         return [self.cut(*each) if each.first < each.last else [] for each in spans]
@@ -126,14 +126,16 @@ class Cutter:
         leaves, blocks = leaves_of(caches), list[Block]()
         for begin, end in self._pieces(first, last):
             tokens = begin * BLOCK_TOKENS, end * BLOCK_TOKENS
-            parts = {at: tokens_of(leaves[at], row, *tokens) for at in self._growing}
+            parts = {layer: tokens_of(leaves[layer], row, *tokens) for layer in self._growing}
             joined = [
-                mx.concatenate([parts[at][part] for at, part in group], axis=0)
+                mx.concatenate([parts[layer][part] for layer, part in group], axis=0)
                 for group in self._groups
             ]
             blocks += [
-                Block(tuple(mx.array(array[:, :, at : at + BLOCK_TOKENS]) for array in joined))
-                for at in range(0, (end - begin) * BLOCK_TOKENS, BLOCK_TOKENS)
+                Block(
+                    tuple(mx.array(array[:, :, token : token + BLOCK_TOKENS]) for array in joined)
+                )
+                for token in range(0, (end - begin) * BLOCK_TOKENS, BLOCK_TOKENS)
             ]
         mx.async_eval([block.arrays for block in blocks])  # type: ignore[no-untyped-call]
         return blocks
@@ -145,18 +147,20 @@ class Cutter:
         sizes = zip(self._groups, self._elements, strict=True)
         largest = max((len(group) * elements for group, elements in sizes), default=0)
         most = most_parts(largest)
-        return ((at, min(at + most, last)) for at in range(first, last, most))
+        return ((begin, min(begin + most, last)) for begin in range(first, last, most))
 
     def _cut_together(self, leaves: list[Any], spans: Sequence[Span]) -> list[list[Block]]:
-        places = [(span.row, at) for span in spans for at in range(span.first, span.last)]
+        places = [(span.row, depth) for span in spans for depth in range(span.first, span.last)]
         rows = mx.array([[row] for row, _ in places])
-        begins = mx.array([[at * BLOCK_TOKENS] for _, at in places])
+        begins = mx.array([[depth * BLOCK_TOKENS] for _, depth in places])
         in_rows = begins + mx.arange(BLOCK_TOKENS)
-        gathered = {at: gather(leaves[at], rows, in_rows) for at in self._growing}
-        joined = [mx.stack([gathered[at][part] for at, part in group]) for group in self._groups]
+        gathered = {layer: gather(leaves[layer], rows, in_rows) for layer in self._growing}
+        joined = [
+            mx.stack([gathered[layer][part] for layer, part in group]) for group in self._groups
+        ]
         cut = [
-            Block(tuple(mx.contiguous(each[:, at].swapaxes(1, 2)) for each in joined))
-            for at in range(len(places))
+            Block(tuple(mx.contiguous(each[:, piece].swapaxes(1, 2)) for each in joined))
+            for piece in range(len(places))
         ]
         mx.async_eval([block.arrays for block in cut])  # type: ignore[no-untyped-call]
         blocks = iter(cut)
@@ -168,7 +172,7 @@ class Cutter:
         """
         leaves = leaves_of(caches)
         arrays: list[mx.array] = []
-        structure = [_take_apart(state_of(leaves[at], row), arrays) for at in self._fixed]
+        structure = [_flatten(state_of(leaves[layer], row), arrays) for layer in self._fixed]
         # A rotating cache has its keys in the transposed memory order of the model. A plain copy
         # would have this order, too.
         copies = tuple(mx.array(mx.contiguous(each)) for each in arrays)
@@ -181,19 +185,19 @@ class Cutter:
         """
         caches = self._make_caches()
         leaves = leaves_of(caches)
-        parts: dict[int, dict[int, mx.array]] = {at: {} for at in self._growing}
+        parts: dict[int, dict[int, mx.array]] = {layer: {} for layer in self._growing}
         for index, group in enumerate(self._groups):
             most = most_parts(self._elements[index] * len(blocks))
             for begin in range(0, len(group), most):
                 some = slice(begin, begin + most)
                 joined = mx.concatenate([block.arrays[index][some] for block in blocks], axis=2)
-                for place, (at, part) in enumerate(group[some]):
-                    parts[at][part] = joined[place : place + 1]
-        for at, arrays in parts.items():
-            fill(leaves[at], [arrays[part] for part in sorted(arrays)])
+                for place, (layer, part) in enumerate(group[some]):
+                    parts[layer][part] = joined[place : place + 1]
+        for layer, arrays in parts.items():
+            fill(leaves[layer], [arrays[part] for part in sorted(arrays)])
         if snapshot is not None:
-            for at, state in zip(self._fixed, snapshot.structure, strict=True):
-                set_state(leaves[at], _put_together(state, snapshot.arrays))
+            for layer, state in zip(self._fixed, snapshot.structure, strict=True):
+                set_state(leaves[layer], _unflatten(state, snapshot.arrays))
         return caches
 
 
@@ -201,21 +205,21 @@ def _blocks_in(spans: Iterable[Span]) -> int:
     return sum(each.last - each.first for each in spans)
 
 
-def _take_apart(value: Any, arrays: list[mx.array]) -> Any:
+def _flatten(value: Any, arrays: list[mx.array]) -> Any:
     if isinstance(value, mx.array):
         arrays.append(value)
         return {"array": len(arrays) - 1}
     if isinstance(value, list | tuple):
-        return [_take_apart(each, arrays) for each in value]
+        return [_flatten(each, arrays) for each in value]
     return value
 
 
-def _put_together(value: Any, arrays: Sequence[mx.array]) -> Any:
+def _unflatten(value: Any, arrays: Sequence[mx.array]) -> Any:
     if isinstance(value, dict):
         # A copy, since a model writes into the arrays of its cache.
         return mx.array(arrays[value["array"]])
     if isinstance(value, list):
-        return [_put_together(each, arrays) for each in value]
+        return [_unflatten(each, arrays) for each in value]
     return value
 
 
@@ -286,7 +290,7 @@ class LruBlocks(Generic[Content]):
         self.bytes_ -= bytes_
         return bytes_
 
-    def shrink(self, most_bytes: int, kept: Container[bytes] = frozenset()) -> int:
+    def shrink(self, most_bytes: int, spared: Container[bytes] = frozenset()) -> int:
         """Drop the least recently used entries, but none in `kept`, until at most `most_bytes` are
         left. Returns how many bytes were dropped.
         """
@@ -296,7 +300,7 @@ class LruBlocks(Generic[Content]):
         for key, entry in self._entries.items():
             if left_bytes <= most_bytes:
                 break
-            if key not in kept:
+            if key not in spared:
                 going.append(key)
                 left_bytes -= entry.bytes_
         for key in going:

@@ -44,14 +44,14 @@ _CLOSING_S: Final = 0.02
 _MOST_OWED: Final = (1 << 20) // BLOCK_TOKENS
 
 
-class Taken(NamedTuple):
+class RestoredCaches(NamedTuple):
     """Caches of one row, for mlx-lm, that have seen `tokens` tokens."""
 
     caches: list[Any]
     tokens: int
 
 
-class Computed(NamedTuple):
+class ComputedRow(NamedTuple):
     """A row whose blocks are to be kept, from depth `first` to the end of its path. `row` is the
     index of the row in `caches`.
     """
@@ -63,7 +63,7 @@ class Computed(NamedTuple):
     first: int
 
 
-class _Coming(NamedTuple):
+class _PendingRead(NamedTuple):
     """A read of blocks for a request. The read is late after `late_at`, a time of the monotonic
     clock.
     """
@@ -73,14 +73,14 @@ class _Coming(NamedTuple):
     late_at: float
 
 
-class _Unstored(NamedTuple):
+class _UnstoredBlock(NamedTuple):
     """A block that goes to disk once it is computed."""
 
     entry: Entry
     payload: Payload
 
 
-class _Owed(NamedTuple):
+class _PendingBlock(NamedTuple):
     """A block that goes to disk once the disk has room for it."""
 
     parent: bytes
@@ -100,12 +100,12 @@ class PromptCache:
         self._disk = disk
         self._blocks: LruBlocks[Block] = LruBlocks()
         self._snapshots = Snapshots()
-        self._coming: dict[str, _Coming] = {}
+        self._coming: dict[str, _PendingRead] = {}
         # The last late read. The disk counts as hung until this read ends.
         self._late: Fetch | None = None
         # By key, in the order in which they are written: blocks behind a missing one are no use.
-        self._owed: dict[bytes, _Owed] = {}
-        self._unstored: list[_Unstored] = []
+        self._owed: dict[bytes, _PendingBlock] = {}
+        self._unstored: list[_UnstoredBlock] = []
         self._unstored_bytes = 0
 
     @property
@@ -167,7 +167,7 @@ class PromptCache:
         """The bytes in memory of a path's blocks and of its deepest snapshot."""
         return self._blocks.bytes_of(self._beginning(path))
 
-    def take(self, path: Path, tokens: int) -> Taken | None:
+    def restore(self, path: Path, tokens: int) -> RestoredCaches | None:
         """Caches that have seen the beginning of a sequence, from blocks in memory; None: there are
         no such blocks.
         """
@@ -184,7 +184,7 @@ class PromptCache:
             return None
         caches = self._cutter.join([self._blocks.get(each) for each in keys], snapshot)
         self._use(path.to_depth(depth))
-        return Taken(caches, depth * BLOCK_TOKENS)
+        return RestoredCaches(caches, depth * BLOCK_TOKENS)
 
     def fetch(self, request_id: str, path: Path, tokens: int, room_bytes: int) -> bool:
         """Read blocks of a request if that is faster than computing them. Returns whether a read
@@ -203,7 +203,7 @@ class PromptCache:
         # The disk reads blocks for other requests first.
         expected_s = self.speeds.read_s(self.coming_bytes + bytes_) or 0.0
         late_at = time.monotonic() + max(_LEAST_LATE_S, _LATE * expected_s)
-        self._coming[request_id] = _Coming(disk.fetch(keys), bytes_, late_at)
+        self._coming[request_id] = _PendingRead(disk.fetch(keys), bytes_, late_at)
         return True
 
     def is_worth_fetching(self, path: Path, tokens: int, room_bytes: int) -> bool:
@@ -287,7 +287,7 @@ class PromptCache:
         self.forget(request_id)
         return False
 
-    def keep(self, rows: Sequence[Computed]) -> None:
+    def add(self, rows: Sequence[ComputedRow]) -> None:
         """Keep the blocks of these rows. A block that several rows share is kept once."""
         coming: set[bytes] = set()
         spans = []
@@ -298,14 +298,14 @@ class PromptCache:
             coming.update(keys[first:])
             spans.append(Span(each.caches, each.row, first, len(keys)))
         for each, span, blocks in zip(rows, spans, self._cutter.cut_all(spans), strict=True):
-            for at, block in enumerate(blocks, start=span.first):
-                self._put(each.path, at, each.path.keys[at], block, each.token_ids)
+            for depth, block in enumerate(blocks, start=span.first):
+                self._put(each.path, depth, each.path.keys[depth], block, each.token_ids)
             self._use(each.path)
         disk = None if self.rehearses else self._disk
-        if disk is not None and (news := self.speeds.take_news()) is not None:
-            disk.note(news)
+        if disk is not None and (news := self.speeds.changed_speeds()) is not None:
+            disk.write_speeds(news)
 
-    def keep_snapshot(self, path: Path, caches: list[Any], row: int) -> None:
+    def add_snapshot(self, path: Path, caches: list[Any], row: int) -> None:
         """Keep a snapshot of a row that has seen exactly the blocks of `path`: the state of caches
         that can't be cut. Then drop snapshots of the path that this one makes superfluous.
         """
@@ -315,12 +315,12 @@ class PromptCache:
             self._blocks.put(key, snapshot, snapshot.nbytes)
         self._use(path)
         if self._is_to_be_stored(path, key):
-            self._want_stored(key, _Owed(path.keys[-1], b"", "snapshot"))
-            self._snapshots.note_stored(key)
-        found = self._snapshots_of(path.keys)
-        spared = {at for at, each in found.items() if self._snapshots.is_at_message(each)}
-        for at in superfluous(list(found), spared):
-            self._drop_snapshot(found[at])
+            self._want_stored(key, _PendingBlock(path.keys[-1], b"", "snapshot"))
+            self._snapshots.mark_stored(key)
+        snapshots = self._snapshots_of(path.keys)
+        spared = {depth for depth, each in snapshots.items() if self._snapshots.is_at_message(each)}
+        for depth in superfluous(list(snapshots), spared):
+            self._drop_snapshot(snapshots[depth])
 
     def _is_to_be_stored(self, path: Path, key: bytes) -> bool:
         """Whether the snapshot at the end of `path` goes to disk. The snapshot at the last boundary
@@ -329,8 +329,8 @@ class PromptCache:
         depth = len(path.keys)
         if depth in path.boundaries[-1:]:
             return not self._snapshots.is_stored(key)
-        found = self._snapshots_of(path.keys)
-        stored = [at for at, each in found.items() if self._snapshots.is_stored(each)]
+        snapshots = self._snapshots_of(path.keys)
+        stored = [place for place, each in snapshots.items() if self._snapshots.is_stored(each)]
         blocks = depth - max([*stored, *path.stored_snapshots], default=0)
         enough_bytes = self._blocks.bytes_of([key]) if self.block_bytes else 0
         if blocks * self.block_bytes < enough_bytes:
@@ -357,7 +357,7 @@ class PromptCache:
         """Hand kept blocks to the disk. Waits until they are computed."""
         if self._disk is not None:
             self._hand_over(self._disk)
-        for each in self._take_unstored():
+        for each in self._remove_unstored():
             parts = each.payload.parts()
             if self._disk is not None and not self.rehearses:
                 self._disk.write(each.entry, parts)
@@ -369,10 +369,10 @@ class PromptCache:
         The inner snapshots that are missed least go first, as far as inner snapshots take more than
         their share. Then the least recently used blocks and snapshots go.
         """
-        kept = frozenset[bytes]().union(*map(self._beginning, paths))
+        spared = frozenset[bytes]().union(*map(self._beginning, paths))
         before_bytes = self._blocks.bytes_
-        self._thin(max(0, most_bytes), kept)
-        self._blocks.shrink(max(0, most_bytes), kept)
+        self._thin(max(0, most_bytes), spared)
+        self._blocks.shrink(max(0, most_bytes), spared)
         gone_bytes = before_bytes - self._blocks.bytes_
         self.refused_bytes += gone_bytes
         return gone_bytes
@@ -381,7 +381,7 @@ class PromptCache:
         """Drop all blocks in memory, and all blocks on their way to or from the disk. Returns the
         bytes that were in memory.
         """
-        self._take_unstored()
+        self._remove_unstored()
         if self._disk is not None:
             self._disk.clear()
         return self._let_go()
@@ -397,7 +397,7 @@ class PromptCache:
         if self._disk is not None:
             self._disk.close(max(0.0, until - time.monotonic()))
 
-    def _take_unstored(self) -> list[_Unstored]:
+    def _remove_unstored(self) -> list[_UnstoredBlock]:
         unstored, self._unstored, self._unstored_bytes = self._unstored, [], 0
         return unstored
 
@@ -407,15 +407,17 @@ class PromptCache:
         self._owed.clear()
         return self._blocks.shrink(0)
 
-    def _put(self, path: Path, at: int, key: bytes, block: Block, token_ids: Sequence[int]) -> None:
+    def _put(
+        self, path: Path, depth: int, key: bytes, block: Block, token_ids: Sequence[int]
+    ) -> None:
         self._blocks.put(key, block, block.nbytes)
-        if at < path.stored:
+        if depth < path.stored:
             return
-        parent = path.keys[at - 1] if at else path.root
-        tokens = pack(list(token_ids[at * BLOCK_TOKENS : (at + 1) * BLOCK_TOKENS]))
-        self._want_stored(key, _Owed(parent, tokens, "block"))
+        parent = path.keys[depth - 1] if depth else path.root
+        tokens = pack(list(token_ids[depth * BLOCK_TOKENS : (depth + 1) * BLOCK_TOKENS]))
+        self._want_stored(key, _PendingBlock(parent, tokens, "block"))
 
-    def _want_stored(self, key: bytes, owed: _Owed) -> None:
+    def _want_stored(self, key: bytes, owed: _PendingBlock) -> None:
         if self._disk is not None and len(self._owed) < _MOST_OWED:
             self._owed[key] = owed
             self._hand_over(self._disk)
@@ -432,11 +434,11 @@ class PromptCache:
                     return
                 payload = Payload(block)
                 entry = Entry(key, owed.parent, owed.tokens, payload.nbytes, owed.kind)
-                self._unstored.append(_Unstored(entry, payload))
+                self._unstored.append(_UnstoredBlock(entry, payload))
                 self._unstored_bytes += payload.nbytes
             del self._owed[key]
 
-    def _thin(self, most_bytes: int, kept: frozenset[bytes]) -> None:
+    def _thin(self, most_bytes: int, spared: frozenset[bytes]) -> None:
         """Drop the inner snapshots that are missed least, but none in `kept`, until at most
         `most_bytes` are left or inner snapshots have their share.
         """
@@ -444,7 +446,7 @@ class PromptCache:
             self._snapshots.drop(each)
         inner_bytes = self._blocks.bytes_of(self._snapshots.inner)
         while self._blocks.bytes_ > most_bytes and inner_bytes > _INNER_SHARE * most_bytes:
-            key = self._snapshots.least(kept)
+            key = self._snapshots.least(spared)
             if key is None:
                 return
             inner_bytes -= self._drop_snapshot(key)
@@ -463,8 +465,8 @@ class PromptCache:
 
     def _snapshots_of(self, keys: Sequence[bytes]) -> dict[int, bytes]:
         """The snapshots in memory at the ends of these blocks, by their depths."""
-        found = ((at, snapshot_key(each)) for at, each in enumerate(keys, start=1))
-        return {at: each for at, each in found if each in self._blocks}
+        keys_by_depth = ((depth, snapshot_key(each)) for depth, each in enumerate(keys, start=1))
+        return {depth: each for depth, each in keys_by_depth if each in self._blocks}
 
     def _beginning(self, path: Path) -> frozenset[bytes]:
         """The keys of a path's blocks, and the key of its deepest snapshot in memory."""

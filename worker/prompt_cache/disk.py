@@ -106,7 +106,7 @@ class Disk:
             self._pending_bytes += entry.payload_bytes
         self._writes.put(_Write(entry, parts, self._era))
 
-    def note(self, measured: Speeds) -> None:
+    def write_speeds(self, measured: Speeds) -> None:
         """Keep measured speeds for later workers."""
         self._writes.put(measured)
 
@@ -149,7 +149,7 @@ class Disk:
     def _write_all(self) -> None:
         while (item := self._writes.get()) is not None:
             if isinstance(item, Speeds):
-                self._store.note_speeds(self._root, item)
+                self._store.record_speeds(self._root, item)
                 continue
             with self._writing:
                 if item.era == self._era:
@@ -233,7 +233,7 @@ class MeasuredSpeeds:
         self.read_bytes_per_s = known.read_bytes_per_s
         self.prefill_tokens_per_s = known.prefill_tokens_per_s
         self.step_seconds = known.step_seconds
-        self._told = known
+        self._reported = known
         self._computed = 0
 
     def observe_read(self, bytes_: int, seconds: float) -> None:
@@ -260,21 +260,21 @@ class MeasuredSpeeds:
         """Count a prompt that has stored blocks. With `read` they are read, otherwise computed."""
         self._computed = 0 if read else self._computed + 1
 
-    def take_news(self) -> Speeds | None:
+    def changed_speeds(self) -> Speeds | None:
         """The speeds, if they have changed much since the last call."""
         now = Speeds(self.read_bytes_per_s, self.prefill_tokens_per_s, self.step_seconds)
-        if now.step_seconds == self._told.step_seconds and not any(
-            _differs(*each) for each in zip(now[:2], self._told[:2], strict=True)
+        if now.step_seconds == self._reported.step_seconds and not any(
+            _differs(*each) for each in zip(now[:2], self._reported[:2], strict=True)
         ):
             return None
-        self._told = now
+        self._reported = now
         return now
 
 
-def _differs(now: float | None, told: float | None) -> bool:
-    if now is None or told is None:
-        return now is not told
-    return abs(now - told) > _NEWS * told
+def _differs(now: float | None, reported: float | None) -> bool:
+    if now is None or reported is None:
+        return now is not reported
+    return abs(now - reported) > _NEWS * reported
 
 
 def _blend(before: float | None, measured: float) -> float:

@@ -20,7 +20,7 @@ from protocol.prompt_store.store import PromptStore
 BLOCK_TOKENS: Final = 64
 
 
-class Mark(NamedTuple):
+class ContentMark(NamedTuple):
     """A content that token ids don't tell, such as a picture: it begins at the token number
     `place`, and `digest` is its hash.
     """
@@ -41,7 +41,7 @@ class Path:
     stored: int = 0
     stored_snapshots: tuple[int, ...] = ()
     boundaries: tuple[int, ...] = ()
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[ContentMark, ...] = ()
 
     def to(self, token_ids: Sequence[int]) -> Path:
         """The path of `token_ids`, which begin with the tokens of this path."""
@@ -71,7 +71,7 @@ class Paths:
         token_ids: Sequence[int],
         salt: str,
         boundaries: Sequence[int] = (),
-        marks: tuple[Mark, ...] = (),
+        marks: tuple[ContentMark, ...] = (),
     ) -> Path:
         """The path of these tokens. Sequences with different salts share no blocks, and sequences
         with different `marks` share the blocks before these. `boundaries` are in tokens, and are
@@ -116,7 +116,7 @@ def chain(
     root: bytes,
     token_ids: Sequence[int],
     known: Sequence[bytes] = (),
-    marks: Sequence[Mark] = (),
+    marks: Sequence[ContentMark] = (),
 ) -> list[bytes]:
     """The key of each whole block of a sequence. `known` are the first keys, if they were made
     before.
@@ -127,8 +127,8 @@ def chain(
     keys = list(known)
     marked: dict[int, bytes] = {}
     for each in marks:
-        at = each.place // BLOCK_TOKENS
-        marked[at] = marked.get(at, b"") + each.digest
+        block = each.place // BLOCK_TOKENS
+        marked[block] = marked.get(block, b"") + each.digest
     for begin in range(len(keys) * BLOCK_TOKENS, len(token_ids) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
         parent = keys[-1] if keys else root
         content = pack(list(token_ids[begin : begin + BLOCK_TOKENS])) + marked.get(len(keys), b"")

@@ -96,7 +96,7 @@ class Snapshots:
             if each.before == key:
                 each.before = gone.before
 
-    def note_stored(self, key: bytes) -> None:
+    def mark_stored(self, key: bytes) -> None:
         """Note that the snapshot goes to disk."""
         self._found[key].stored = True
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from protocol.life import Load
 from worker.engines.decoding import Caches
-from worker.engines.limits import MemoryLimits, limits_of
-from worker.engines.room import measure
+from worker.engines.room import WorkerLimits, limits_of, measure
 from worker.load.loading import LoadedModel, load
 from worker.mlx_lm.decoding_row import RowCaches
 from worker.mlx_lm.generator import Generator, NewRow, Sampler, Tap
@@ -38,13 +37,13 @@ from worker.ranks.links import (
     TrimMemory,
 )
 from worker.system.errors import LoadAbandonedError, ModelError
-from worker.system.memory import leave_imports_alone, read_device, released_memory, trim
+from worker.system.memory import freeze_imports, read_device, released_memory, trim
 
 
 def follow(link: FollowerLink, rank: int, should_stop: Callable[[], bool]) -> None:
     """Follow rank 0 until rank 0 ends the work, or `should_stop` becomes true."""
     link.say(FollowerReady(versions()))
-    leave_imports_alone()
+    freeze_imports()
     order = link.next(should_stop)
     if isinstance(order, LoadPart):
         with released_memory():
@@ -102,7 +101,7 @@ class Mirror:
     ranks must meet. Only the thread that owns MLX calls the methods.
     """
 
-    def __init__(self, model: Any, cutter: Cutter, limits: MemoryLimits, sampler: Sampler) -> None:
+    def __init__(self, model: Any, cutter: Cutter, limits: WorkerLimits, sampler: Sampler) -> None:
         self._model = model
         self._cutter = cutter
         self._limits = limits
@@ -142,7 +141,7 @@ class Mirror:
                 for each in numbers:
                     del self._kept[each]
             case SetLimit(limit_bytes, beside_bytes):
-                self._limits.take(limit_bytes, beside_bytes)
+                self._limits.set_limit(limit_bytes, beside_bytes)
                 trim()
             case TrimMemory():
                 trim()

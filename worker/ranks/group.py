@@ -16,7 +16,7 @@ import mlx.core as mx
 from protocol.life import Ranks, RankSplit
 from protocol.messages import PROTOCOL_VERSION
 from protocol.model_files import undivided
-from worker.mlx_lm.macos import keep_apart
+from worker.mlx_lm.macos import evaluate_apart
 from worker.mlx_lm.models import splits_of, splittable
 from worker.system.errors import ModelError, one_sentence
 
@@ -113,7 +113,7 @@ def split_model(model: Any, config: dict[str, Any], group: Any, split: RankSplit
         splits[split](group)
         if not mx.cuda.is_available():
             # Commands on CUDA have no time limit that a wait for other ranks could exceed.
-            keep_apart(model)
+            evaluate_apart(model)
     except (ValueError, RuntimeError) as error:
         raise ModelError(
             f'split: a {kind} can\'t be split over {group.size()} ranks by "{split}": '

@@ -13,7 +13,7 @@ import msgspec
 
 from protocol.life import Load
 from worker.mlx_lm.decoding_row import RowCaches
-from worker.mlx_lm.generator import Generator, NewRow, Sampler, Stepped, Tap
+from worker.mlx_lm.generator import Generator, NewRow, Sampler, StepResult, Tap
 from worker.prompt_cache.blocks import Block, Cutter
 from worker.ranks.group import join, split_model, versions
 from worker.ranks.links import (
@@ -198,7 +198,7 @@ class LeadingGenerator(Generator):
         self._lead.tell(RemoveRows(self._number, rows))
         super().remove(rows)
 
-    def step(self, chunk: int = 0, *, watched: bool = False) -> Stepped:
+    def step(self, chunk: int = 0, *, watched: bool = False) -> StepResult:
         self._lead.tell(StepBatch(self._number, chunk, watched))
         stepped = super().step(chunk, watched=watched)
         finish_step(self.tap, watched=watched)

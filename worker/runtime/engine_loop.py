@@ -1,5 +1,19 @@
-"""The loop of the engine thread: it computes steps. Between two steps it carries out commands, and
-tells the gateway how much memory the engine needs.
+"""The conductor of an engine's turn, on the engine thread: from a sequence in the mailbox to the
+rows of a batch, and back to deltas.
+
+1. `EngineThread.post` puts a prepared sequence into the mailbox of the engine thread.
+2. `_obey_all` carries out the commands in the mailbox: the engine adds the sequence to its queue.
+3. `_refuse_hopeless` refuses sequences that need more memory than the process can ever get.
+4. `_send_need` tells the gateway the memory that the engine needs, if that has changed.
+5. `_wait` waits while the engine has nothing to compute, or lacks memory or blocks from disk.
+6. `BatchedEngine.step` puts rows aside that don't fit the limit, and admits sequences to a batch.
+7. `RowBatch.step` computes a chunk of the prompts, and one step of the rows that decode.
+8. `DecodingRows.next` draws a token for each position of a row, and accepts the right guesses.
+9. `_send_tokens` hands the tokens to the main thread, and wakes it if a client waits for them.
+10. `Answering.delta` turns a token into a delta, and `Outbox` makes one message of all deltas.
+11. `Engine.store_blocks` adds the new blocks of the rows to the prompt cache.
+12. `_refuse_broken` refuses sequences that can't go on.
+13. `_send_figures` sends the costs of the steps, and reads the memory for the next heartbeat.
 """
 
 from __future__ import annotations
@@ -18,19 +32,18 @@ from protocol.life import (
     PromptCacheCleared,
 )
 from worker.engines.batch import PREFILL_ROWS
-from worker.engines.limits import ContextInForce, MemoryLimits
-from worker.engines.room import CacheRoom
-from worker.engines.sequence import Engine, Sequence
+from worker.engines.room import CacheRoom, ContextInForce, WorkerLimits
+from worker.engines.sequence import Engine, Sequence, Token
 from worker.ranks.lead import Lead
 from worker.runtime.engine_thread import (
     EngineCommand,
     EngineStep,
     EngineThread,
-    GivenUp,
     RemoveRequests,
+    RequestFailure,
 )
 from worker.runtime.prompts import no_further
-from worker.runtime.warm import Warming
+from worker.runtime.warm import WarmUp
 from worker.system.errors import GpuRecovery
 from worker.system.memory import read_memory, trim
 from worker.vectors.engine import WithVectors
@@ -46,7 +59,7 @@ _COSTS_S: Final = 0.25
 _ANSWER_S = 0.02
 # How often the engine checks a sequence that waits for blocks from disk or for memory.
 _FETCH_S = 0.1
-# While the engine computes, smaller changes of the prompt cache's bytes are not told. Otherwise the
+# While the engine computes, smaller changes of the prompt cache's bytes are not sent. Otherwise the
 # gateway would get a message for each block.
 _SLIGHT_BYTES = 4_000_000
 
@@ -58,21 +71,21 @@ class EngineLoop:
         self,
         thread: EngineThread,
         engine: Engine,
-        limits: MemoryLimits,
+        limits: WorkerLimits,
         context: ContextInForce,
         lead: Lead | None = None,
-        warming: Warming | None = None,
+        warming: WarmUp | None = None,
     ) -> None:
         self._thread = thread
         self._engine = engine
-        self._recovery = GpuRecovery(engine.begin_anew)
+        self._recovery = GpuRecovery(engine.recompute_all)
         self._limits = limits
         self._context = context
         self._lead = lead
         self._warming = warming
-        self._told: Need | None = None
+        self._sent: Need | None = None
         self._memory_read_at = 0.0
-        self._costs_told_at = 0.0
+        self._costs_sent_at = 0.0
 
     def run(self) -> None:
         while not self._thread.should_finish():
@@ -82,56 +95,67 @@ class EngineLoop:
                 self._recovery.recover(error)
 
     def _turn(self) -> None:
-        thread, engine = self._thread, self._engine
+        """Do the steps 2 to 13. The main thread does the steps 1 and 10."""
+        engine = self._engine
         self._obey_all()
-        if thread.should_finish():
+        if self._thread.should_finish():
             # The order to finish was among these commands, and no command follows it.
             return
         self._refuse_hopeless()
-        asked = self._tell_need()
+        asked = self._send_need()
+        if not self._wait(asked=asked):
+            return
+        self._send_tokens(engine.step())
+        engine.store_blocks()
+        self._refuse_broken()
+        self._send_figures()
+
+    def _wait(self, *, asked: bool) -> bool:
+        """Wait as long as a step would compute nothing. Returns whether to compute a step.
+        `asked`: the gateway may answer with more memory, within a millisecond.
+        """
+        engine = self._engine
         if engine.active + engine.waiting == 0:
             self._rest()
-        elif engine.fetching and not engine.active:
-            self._obey(thread.next_command(wait=True, at_most_s=_FETCH_S))
-            self._step()
+            return False
+        wait_s = None
+        if engine.fetching and not engine.active:
+            wait_s = _FETCH_S
         elif engine.short and (asked or not engine.active):
-            # Wait for more memory. The gateway answers within a millisecond. If no sequence runs,
-            # the engine has nothing else to do, so it waits longer.
+            # If no sequence runs, the engine has nothing else to do, so it waits longer.
             wait_s = _ANSWER_S if engine.active else _MEMORY_READING_S
-            self._obey(thread.next_command(wait=True, at_most_s=wait_s))
-            self._step()
-        else:
-            self._step()
-
-    def _step(self) -> None:
-        thread, engine = self._thread, self._engine
+        if wait_s is not None:
+            self._obey(self._thread.next_command(wait=True, at_most_s=wait_s))
         self._obey_all()
-        tokens = engine.step()
+        return True
+
+    def _send_tokens(self, tokens: list[Token]) -> None:
+        thread, engine = self._thread, self._engine
         if tokens or engine.active:
-            thread.note_step(engine.active, engine.waiting)
+            thread.record_step(engine.active, engine.waiting)
         else:
             # All sequences still wait, so this doesn't count as a step.
             thread.figures.active, thread.figures.waiting = 0, engine.waiting
         if tokens:
             thread.emit_step(EngineStep(thread.figures.step, tokens))
-        engine.keep()
-        for broken in engine.take_broken():
-            thread.emit(GivenUp(no_further(broken)))
-        if time.monotonic() - self._costs_told_at >= _COSTS_S:
-            self._tell_costs()
-        if time.monotonic() - self._memory_read_at >= _MEMORY_READING_S:
-            self._memory_read_at = time.monotonic()
-            thread.figures.memory = read_memory()
 
-    def _tell_costs(self) -> None:
-        self._costs_told_at = time.monotonic()
-        if seconds := self._engine.take_costs():
+    def _send_figures(self) -> None:
+        now = time.monotonic()
+        if now - self._costs_sent_at >= _COSTS_S:
+            self._send_costs()
+        if now - self._memory_read_at >= _MEMORY_READING_S:
+            self._memory_read_at = now
+            self._thread.figures.memory = read_memory()
+
+    def _send_costs(self) -> None:
+        self._costs_sent_at = time.monotonic()
+        if seconds := self._engine.collect_costs():
             self._thread.emit(Costs(seconds=seconds))
 
     def _rest(self) -> None:
-        self._tell_costs()
+        self._send_costs()
         self._thread.figures.active = self._thread.figures.waiting = 0
-        self._engine.keep()
+        self._engine.store_blocks()
         self._thread.figures.memory = read_memory()
         if self._lead is not None:
             self._lead.rest()
@@ -176,31 +200,36 @@ class EngineLoop:
                 trim()
                 self._thread.emit(PromptCacheCleared(reclaimed_bytes=bytes_))
             case Limit() as limit:
-                self._take_limit(limit)
+                self._set_limit(limit)
             case _:
                 # `Look` only ends a wait, an order to finish is read from a flag, and a second load
                 # never comes.
                 return
 
-    def _take_limit(self, limit: Limit) -> None:
+    def _set_limit(self, limit: Limit) -> None:
         before_bytes = self._limits.mlx_bytes
-        self._limits.take(limit.limit_bytes, limit.beside_bytes)
+        self._limits.set_limit(limit.limit_bytes, limit.beside_bytes)
         if self._lead is not None:
             self._lead.take(limit.limit_bytes, limit.beside_bytes)
-        take_bound(limit.bound, self._limits.room, self._context)
+        set_bound(limit.bound, self._limits.room, self._context)
         # Even the same limit may leave less for MLX, since drivers hold memory beside MLX's
         # account, as pools on CUDA.
         if self._limits.mlx_bytes < before_bytes:
             self._engine.make_room()
             trim()
             self._thread.figures.memory = read_memory()
-        self._tell_need(anyway=True)
+        self._send_need(anyway=True)
 
     def _refuse_hopeless(self) -> None:
-        for each in self._engine.take_hopeless():
-            self._thread.emit(GivenUp(self._context.hopeless(each, self._limits.room)))
+        for sequence in self._engine.remove_hopeless():
+            failure = self._context.hopeless(sequence, self._limits.room)
+            self._thread.emit(RequestFailure(failure))
 
-    def _tell_need(self, *, anyway: bool = False) -> bool:
+    def _refuse_broken(self) -> None:
+        for broken in self._engine.remove_broken():
+            self._thread.emit(RequestFailure(no_further(broken)))
+
+    def _send_need(self, *, anyway: bool = False) -> bool:
         """Tell the gateway the engine's needs if they have changed, or in any case with `anyway`.
         Returns whether the gateway may answer with more memory: anything but the prompt's number
         has changed.
@@ -217,21 +246,21 @@ class EngineLoop:
             context_tokens=self._context.now.tokens,
             rows=self._engine.most_rows,
         )
-        told = self._told
-        if told is not None and not anyway and self._is_told(need, told):
+        sent = self._sent
+        if sent is not None and not anyway and self._is_known(need, sent):
             return False
-        self._told = need
+        self._sent = need
         self._thread.emit(need)
-        return told is None or msgspec.structs.replace(need, prompt=told.prompt) != told
+        return sent is None or msgspec.structs.replace(need, prompt=sent.prompt) != sent
 
-    def _is_told(self, need: Need, told: Need) -> bool:
+    def _is_known(self, need: Need, sent: Need) -> bool:
         """Whether the gateway knows this need. While sequences run or wait, a small change of the
         prompt cache's bytes doesn't count.
         """
-        slight = abs(need.cache_bytes - told.cache_bytes) < _SLIGHT_BYTES
+        slight = abs(need.cache_bytes - sent.cache_bytes) < _SLIGHT_BYTES
         if slight and self._engine.active + self._engine.waiting:
-            told = msgspec.structs.replace(told, cache_bytes=need.cache_bytes)
-        return need == told
+            sent = msgspec.structs.replace(sent, cache_bytes=need.cache_bytes)
+        return need == sent
 
 
 class Gathering:
@@ -263,7 +292,7 @@ class Gathering:
         return max(0.0, until - now)
 
 
-def take_bound(bound: Bound | None, room: CacheRoom, context: ContextInForce) -> None:
+def set_bound(bound: Bound | None, room: CacheRoom, context: ContextInForce) -> None:
     """Take over the most memory and tokens that the model can get. None: they are not bounded."""
     room.most_bytes = None if bound is None else bound.bytes
-    context.take(bound)
+    context.set_bound(bound)

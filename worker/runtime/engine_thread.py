@@ -26,7 +26,7 @@ from protocol.requests import Embed, Generate
 
 if TYPE_CHECKING:
     from worker.engines.sequence import Sequence, Token
-    from worker.runtime.prompts import Prepared
+    from worker.runtime.prompts import PreparedRequest
     from worker.vectors.jobs import VectorJob
 
 logger = logging.getLogger("worker")
@@ -39,7 +39,8 @@ _BETWEEN_S: Final = 1 / 60
 # thread waits.
 _MOST_EVENTS: Final = 256
 EngineEvent: TypeAlias = (
-    "Message | ModelReady | EngineStep | Prepared | VectorJob | GivenUp | RankGone | EngineEnded"
+    "Message | ModelReady | EngineStep | PreparedRequest | VectorJob | RequestFailure"
+    " | RankLoss | EngineEnd"
 )
 EngineCommand: TypeAlias = (
     "Load | Sequence | VectorJob | RemoveRequests | Limit | ClearPromptCache | Look | FinishEngine"
@@ -123,7 +124,7 @@ class EngineThread:
     def should_finish(self) -> bool:
         return self._finishing.is_set()
 
-    def note_step(self, active: int, waiting: int) -> None:
+    def record_step(self, active: int, waiting: int) -> None:
         """Count a step of the engine, which is a decoding step or a chunk of a prompt."""
         self.figures.step += 1
         self.figures.last_step_at = time.monotonic()
@@ -137,7 +138,7 @@ class EngineThread:
         except Exception:
             traceback.print_exc()
             failed = True
-        self.emit(EngineEnded(failed))
+        self.emit(EngineEnd(failed))
 
 
 @dataclass
@@ -165,12 +166,12 @@ class OutputThrottle:
         self._next_at = 0.0
         self._looks = False
 
-    def note_look(self, now: float) -> None:
+    def record_look(self, now: float) -> None:
         """Note that the sender is about to read all steps that wait."""
         if now >= self._next_at:
             self._looks = False
 
-    def note_sent(self, now: float) -> None:
+    def record_sent(self, now: float) -> None:
         """Note that the sender has sent steps. The sender looks for more after `_BETWEEN_S`."""
         self._next_at = now + _BETWEEN_S
         self._looks = True
@@ -193,7 +194,7 @@ class ModelReady:
     """
 
     ready: Ready
-    prepare: Callable[[Generate | Embed], Prepared | VectorJob | RequestFailed]
+    prepare: Callable[[Generate | Embed], PreparedRequest | VectorJob | RequestFailed]
 
 
 @dataclass(frozen=True)
@@ -203,7 +204,7 @@ class EngineStep:
 
 
 @dataclass(frozen=True)
-class GivenUp:
+class RequestFailure:
     """A sequence was taken out of the engine, because it needs more memory than there can ever be,
     or because it can't go on.
     """
@@ -212,14 +213,14 @@ class GivenUp:
 
 
 @dataclass(frozen=True)
-class EngineEnded:
+class EngineEnd:
     """The engine thread has ended and has released the model. `failed`: an exception ended it."""
 
     failed: bool
 
 
 @dataclass(frozen=True)
-class RankGone:
+class RankLoss:
     """Another rank of the model is gone. Without that rank the model can't compute."""
 
     rank: int

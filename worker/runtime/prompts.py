@@ -17,18 +17,19 @@ from protocol.requests import (
     TokenPrompt,
     Tools,
 )
-from worker.engines.limits import Context, too_long
-from worker.engines.sequence import Broken, Sequence
+from worker.engines.room import Context, too_long
+from worker.engines.sequence import BrokenSequence, Sequence
 from worker.load.loading import LoadedModel
-from worker.prompt_cache.path import Mark, Path, Paths
-from worker.runtime.boundaries import find_boundaries
+from worker.prompt_cache.path import BLOCK_TOKENS, ContentMark, Path, Paths
+from worker.prompt_cache.snapshots import spread
 from worker.sampling.adjustments import Adjustments, banned_sequences, make_adjustments
 from worker.sampling.scores import LogprobWriter
 from worker.sampling.settings import make_row_sampling
 from worker.structure.budget import ReasoningBudget, reasoning_budget
 from worker.structure.grammar import ConstraintError
-from worker.structure.sampler import Constrained
+from worker.structure.sampler import SequenceConstraint
 from worker.system.errors import PromptError, one_sentence
+from worker.template.chat_template import ChatTemplate
 from worker.text.stream import AnswerStream, answer_stream
 from worker.vision import PictureInputs, UndecodablePictureError, UnusablePicturesError
 
@@ -49,7 +50,7 @@ _MOST_PROMPT_SCORES: Final = 1 << 18
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedRequest:
     """A request that is ready to run.
 
     `prompt_ids` are the tokens of the prompt alone. `sequence` and `answer` also have the
@@ -71,7 +72,7 @@ class Prepared:
 
 def prepare(
     generate: Generate, loaded: LoadedModel, context: Context, paths: Paths
-) -> Prepared | RequestFailed:
+) -> PreparedRequest | RequestFailed:
     """Render, tokenize and check one request. If another worker has begun the answer, continue it
     behind the tokens that were delivered.
 
@@ -80,7 +81,7 @@ def prepare(
     try:
         return _prepare(generate, loaded, context, paths)
     except PromptError as error:
-        return error.told(generate.request_id)
+        return error.as_message(generate.request_id)
 
 
 def _invalid(
@@ -145,7 +146,7 @@ def tokenize(generate: Generate, loaded: LoadedModel) -> tuple[list[int], Pictur
     tokenizer = loaded.tokenizer
     match generate.prompt:
         case ChatPrompt() as prompt if prompt.pictures:
-            return _look_at(prompt, generate.tools, loaded)
+            return _tokenize_pictures(prompt, generate.tools, loaded)
         case ChatPrompt() as prompt:
             token_ids = loaded.chat_template.tokens(prompt, generate.tools)
         case TextPrompt(text, str() as suffix):
@@ -172,7 +173,7 @@ def unpacked(packed: bytes) -> list[int]:
         raise _invalid(f"Unreadable token ids: {error}.") from error
 
 
-def _look_at(
+def _tokenize_pictures(
     prompt: ChatPrompt, tools: Tools | None, loaded: LoadedModel
 ) -> tuple[list[int], PictureInputs]:
     picture_processor, pictures = loaded.picture_processor, prompt.pictures
@@ -205,17 +206,19 @@ def _infill(prefix: str, suffix: str, tokenizer: Any) -> list[int]:
     return token_ids
 
 
-def no_further(broken: Broken) -> RequestFailed:
+def no_further(broken: BrokenSequence) -> RequestFailed:
     """The error for a sequence that can't go on because of its constraint or its pictures."""
     if broken.pictures:
         error = _invalid(f"The model can't look at these pictures: {broken.reason}", "prompt")
     else:
         message = f"The answer can't go on as its constraint wants it: {broken.reason}."
         error = _invalid(message, "constraint")
-    return error.told(broken.request_id)
+    return error.as_message(broken.request_id)
 
 
-def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: Paths) -> Prepared:
+def _prepare(
+    generate: Generate, loaded: LoadedModel, context: Context, paths: Paths
+) -> PreparedRequest:
     _check_size(generate, context)
     prompt_ids, pictures = tokenize(generate, loaded)
     delivered = unpacked(generate.delivered)
@@ -263,7 +266,7 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
         sharer=generate.sharer,
         share=generate.share,
     )
-    return Prepared(
+    return PreparedRequest(
         sequence,
         prompt_ids,
         len(delivered),
@@ -292,7 +295,7 @@ def _wanted_tokens(generate: Generate, context: Context, prompt: int, delivered:
     room = context.tokens - prompt
     if room < 1 and not generate.counts:
         why = f": it has {prompt}, which leaves no room for an answer"
-        raise too_long(context, why, *_blamed(generate))
+        raise too_long(context, why, *_advice(generate))
     wanted = max(0, room if generate.max_tokens is None else min(generate.max_tokens, room))
     if wanted and delivered >= wanted:
         raise _invalid(f"{delivered} tokens were delivered already, of {wanted} at most.")
@@ -322,16 +325,16 @@ def _find_path(
         boundaries = find_boundaries(generate, token_ids[:prompt_tokens], loaded.chat_template)
     # All pictures have the same tokens, so marks tell prompts with different pictures apart.
     seen = () if pictures is None else pictures.seen
-    marks = tuple(Mark(each.begin, each.digest) for each in seen)
+    marks = tuple(ContentMark(each.begin, each.digest) for each in seen)
     return paths.find(token_ids, generate.cache_salt, boundaries, marks)
 
 
-def _blamed(generate: Generate) -> tuple[str, RequestField]:
+def _advice(generate: Generate) -> tuple[str, RequestField]:
     """Advice to shorten the larger part of a prompt, and the name of that part."""
     prompt, tools = generate.prompt, generate.tools
     if isinstance(prompt, ChatPrompt) and tools is not None:
-        said = sum(len(each.content) for each in prompt.messages)
-        if len(tools.definitions) > said:
+        message_characters = sum(len(each.content) for each in prompt.messages)
+        if len(tools.definitions) > message_characters:
             return "Most of it are tools: send fewer, or describe them shorter.", "tools"
     return "Shorten the prompt.", "prompt"
 
@@ -351,7 +354,7 @@ def _budget(
 
 def _constrain(
     generate: Generate, loaded: LoadedModel, prompt_ids: list[int], delivered: list[int]
-) -> Constrained | None:
+) -> SequenceConstraint | None:
     try:
         return loaded.constraints.of(generate, prompt_ids, delivered)
     except ConstraintError as error:
@@ -382,7 +385,7 @@ def _check_size(generate: Generate, context: Context) -> None:
         return
     least_tokens = max(least_tokens, characters // _MOST_CHARACTERS_PER_TOKEN)
     if least_tokens > context.tokens:
-        raise too_long(context, f": it has at least {least_tokens}", *_blamed(generate))
+        raise too_long(context, f": it has at least {least_tokens}", *_advice(generate))
 
 
 def _adjustments(
@@ -419,3 +422,33 @@ def _check_prompt_logprobs(tokens: int, alternatives: int) -> None:
             "shorten the prompt or ask for fewer alternatives.",
             "prompt_logprobs",
         )
+
+
+def find_boundaries(generate: Generate, prompt_ids: list[int], template: ChatTemplate) -> list[int]:
+    """The places, in tokens: the end of the system prompt, the end of the part that the
+    conversation's next turn repeats, and before that the beginnings of some messages. The repeated
+    part may lack the tokens that ask for an answer.
+    """
+    if not isinstance(generate.prompt, ChatPrompt) or generate.prompt.pictures:
+        # A picture has more tokens in the prompt than the template writes for it.
+        return [len(prompt_ids)]
+    messages = generate.prompt.messages
+    beginnings = [messages]
+    if messages and messages[0].role in ("system", "developer"):
+        beginnings.append(messages[:1])
+    found = []
+    for each in beginnings:
+        try:
+            alike = template.tokens(generate.prompt, generate.tools, each, asking=False)
+        except PromptError:
+            continue  # Many templates need a message of the user.
+        found.append(_common(alike, prompt_ids))
+    found = found or [len(prompt_ids)]
+    depths = {start // BLOCK_TOKENS for start in template.message_starts(prompt_ids)}
+    chosen = spread(depths, max(found) // BLOCK_TOKENS)
+    return [*found, *(each * BLOCK_TOKENS for each in chosen)]
+
+
+def _common(one: list[int], other: list[int]) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -22,9 +22,16 @@ from protocol.prompt_store.store import PromptStore
 from protocol.requests import Embed, Generate
 from worker.engines.batched import BatchedEngine
 from worker.engines.decoding import Caches
-from worker.engines.drafts import make_draft, own_draft
-from worker.engines.limits import ContextInForce, MemoryLimits, limits_of
-from worker.engines.room import NO_CACHES, CacheRoom, CacheSizes, measure
+from worker.engines.drawing import make_draft, make_head_draft
+from worker.engines.room import (
+    NO_CACHES,
+    CacheRoom,
+    CacheSizes,
+    ContextInForce,
+    WorkerLimits,
+    limits_of,
+    measure,
+)
 from worker.engines.sequence import Engine
 from worker.engines.sequential import SequentialEngine
 from worker.load.faults import reason_of
@@ -38,14 +45,14 @@ from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.disk import Disk
 from worker.prompt_cache.path import Paths, root_key
 from worker.ranks.lead import Lead, LeadingCutter, RankLeader
-from worker.runtime.engine_loop import EngineLoop, take_bound
-from worker.runtime.engine_thread import EngineThread, Look, ModelReady, RankGone
-from worker.runtime.prompts import Prepared, prepare
-from worker.runtime.warm import Warming, practise, rehearse
+from worker.runtime.engine_loop import EngineLoop, set_bound
+from worker.runtime.engine_thread import EngineThread, Look, ModelReady, RankLoss
+from worker.runtime.prompts import PreparedRequest, prepare
+from worker.runtime.warm import WarmUp, practise, rehearse
 from worker.system.errors import LoadAbandonedError, ModelError
 from worker.system.memory import (
+    freeze_imports,
     give_back_buffers,
-    leave_imports_alone,
     read_device,
     read_memory,
     released_memory,
@@ -80,7 +87,7 @@ def serve(thread: EngineThread, incarnation: int, *, spare: bool) -> None:
             device=device,
         )
     )
-    leave_imports_alone()
+    freeze_imports()
     command = thread.next_command(wait=True)
     if isinstance(command, Load):
         with released_memory():
@@ -93,7 +100,7 @@ def _serve_model(thread: EngineThread, command: Load, device: Device) -> None:
     leader = None
     try:
         if command.ranks is not None:
-            leader = RankLeader(command, lambda rank: thread.emit(RankGone(rank)))
+            leader = RankLeader(command, lambda rank: thread.emit(RankLoss(rank)))
             leader.gather(thread.should_finish)
         served = _load(thread, command, device, leader)
         lead = None if leader is None else leader.lead
@@ -119,13 +126,13 @@ class TextServing(NamedTuple):
     alone: str = ""
 
 
-class Served(NamedTuple):
+class ModelServing(NamedTuple):
     """A loaded model, its memory limits, its context in force, and the objects that make `text` and
     `vectors` with it. One of these may be None, since a model may make only text or only vectors.
     """
 
     loaded: LoadedModel
-    limits: MemoryLimits
+    limits: WorkerLimits
     context: ContextInForce
     text: TextServing | None
     vectors: VectorServing | None
@@ -140,7 +147,7 @@ class Served(NamedTuple):
             return engine
         return WithVectors(engine, self.vectors.engine, self.limits.room)
 
-    def prepare(self, task: Generate | Embed) -> Prepared | VectorJob | RequestFailed:
+    def prepare(self, task: Generate | Embed) -> PreparedRequest | VectorJob | RequestFailed:
         if isinstance(task, Embed) and self.vectors is not None:
             return self.vectors.texts.prepare(task, self.context.now)
         if isinstance(task, Generate) and self.text is not None:
@@ -153,7 +160,9 @@ class Served(NamedTuple):
         )
 
 
-def _load(thread: EngineThread, command: Load, device: Device, leader: RankLeader | None) -> Served:
+def _load(
+    thread: EngineThread, command: Load, device: Device, leader: RankLeader | None
+) -> ModelServing:
     """Raises: ModelError, LoadAbandonedError."""
     loaded = load(
         command.path,
@@ -177,7 +186,7 @@ def _try(
     device: Device,
     leader: RankLeader | None,
     loaded: LoadedModel,
-) -> Served:
+) -> ModelServing:
     """Run tokens through a loaded model, and make its engines. Raises: ModelError, and any other
     error of the model's code.
     """
@@ -198,7 +207,7 @@ def _try(
         drafted = measure(loaded.draft, draft.drafter.make_cache)
         shape = shape._replace(draft_token_bytes=drafted.token_bytes)
     elif caches is not None and alone is None:
-        draft, shape = own_draft(caches.model, command.draft_tokens, shape)
+        draft, shape = make_head_draft(caches.model, command.draft_tokens, shape)
     give_back_buffers()
     if command.wire:
         wiring.wire(loaded.weight_bytes, device)
@@ -207,12 +216,12 @@ def _try(
     if leader is None:
         vectors = make_vectors(loaded, command.path, limits.room, command.stall_s, thread.emit)
     context = _context(command, loaded, vectors, shape)
-    take_bound(command.bound, limits.room, context)
+    set_bound(command.bound, limits.room, context)
     lead = None if leader is None else leader.lead
     text = None
     if caches is not None:
         text = _make_text(thread, loaded, command, limits.room, caches, lead, draft, company)
-    return Served(loaded, limits, context, text, vectors)
+    return ModelServing(loaded, limits, context, text, vectors)
 
 
 def _no_pass(folder: Path, error: Exception) -> str:
@@ -220,7 +229,12 @@ def _no_pass(folder: Path, error: Exception) -> str:
 
 
 def _run(
-    thread: EngineThread, served: Served, lead: Lead | None, started_at: float, *, awaited: bool
+    thread: EngineThread,
+    served: ModelServing,
+    lead: Lead | None,
+    started_at: float,
+    *,
+    awaited: bool,
 ) -> None:
     """Warm up, say that the model is ready, and run its engine until told to finish."""
     loaded, limits, context, text, _ = served
@@ -229,9 +243,9 @@ def _run(
     try:
         if text is not None:
             tokens, vocabulary = context.now.tokens, loaded.vocabulary
-            warming = Warming(text.engine, text.prompt_cache, limits.room, tokens, vocabulary)
+            warming = WarmUp(text.engine, text.prompt_cache, limits.room, tokens, vocabulary)
             with one_reason(functools.partial(_no_pass, loaded.folder)):
-                warming.begin(awaited=awaited, is_interrupted=thread.should_finish)
+                warming.start(awaited=awaited, is_interrupted=thread.should_finish)
             rehearse(loaded, context.now, text.paths)
         if thread.should_finish():
             return
@@ -258,7 +272,7 @@ def _context(
     command: Load, loaded: LoadedModel, vectors: VectorServing | None, shape: CacheSizes
 ) -> ContextInForce:
     """The context in force at first: the configured context, the model's own, or what its arrays
-    have room for, whichever is shortest. `take_bound` may shorten it further if memory is scarce.
+    have room for, whichever is shortest. `set_bound` may shorten it further if memory is scarce.
     """
     own_tokens = loaded.context_tokens or command.context_tokens
     own_tokens = min(own_tokens, shape.most_tokens or own_tokens)
@@ -312,7 +326,7 @@ def _make_text(
             room,
             caches,
             prompt_cache,
-            loaded.model.begin if looks else None,
+            loaded.model.start_prompt if looks else None,
         )
     return TextServing(engine, paths, prompt_cache, (company and company.fault) or "")
 

@@ -31,8 +31,7 @@ from protocol.requests import (
 from worker.engines.batch import AHEAD_TOKENS
 from worker.engines.batched import BatchedEngine
 from worker.engines.decoding import Caches
-from worker.engines.limits import Context
-from worker.engines.room import Batch, CacheRoom, compiles_kernels, measure
+from worker.engines.room import Batch, CacheRoom, Context, compiles_kernels, measure
 from worker.engines.sequence import Engine, Sequence
 from worker.guesses.costs import WIDTHS, StepCosts
 from worker.load.loading import LoadedModel
@@ -40,7 +39,7 @@ from worker.mlx_lm.models import small_llama
 from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.path import BLOCK_TOKENS, Path, Paths, chain
-from worker.runtime.prompts import Prepared, prepare
+from worker.runtime.prompts import PreparedRequest, prepare
 from worker.sampling.settings import make_row_sampling
 from worker.system.errors import GpuRecovery
 from worker.system.memory import released_memory
@@ -51,7 +50,7 @@ _PROMPT_TOKENS: Final = (16, 32, 128, 512, 2048)
 # One block for the prompt cache, and the token with which decoding begins. This is enough to
 # measure the speed of prefill. Without that speed, the first prompt of a client would be cut into
 # short chunks.
-_KEPT_TOKENS: Final = BLOCK_TOKENS + 1
+_CACHED_TOKENS: Final = BLOCK_TOKENS + 1
 _ANSWER_TOKENS: Final = 3
 _ROOT: Final = bytes(KEY_BYTES)
 # If all sequences of one length would take longer than this, longer prompts are left out: the first
@@ -86,7 +85,7 @@ _PROMPTS: Final[tuple[Prompt, ...]] = (
 )
 
 
-class Part(NamedTuple):
+class WarmPart(NamedTuple):
     """Sequences that run together. Each step has `width` tokens of each sequence, to measure the
     costs of such steps; None: the engine chooses.
     """
@@ -95,7 +94,7 @@ class Part(NamedTuple):
     width: int | None = None
 
 
-class Warming:
+class WarmUp:
     """Compiles kernels by running sequences, part by part: in the load, or later while no request
     waits. Then measures the costs of steps.
     """
@@ -109,14 +108,14 @@ class Warming:
         vocabulary: int,
     ) -> None:
         self._engine = engine
-        self._recovery = GpuRecovery(engine.begin_anew)
+        self._recovery = GpuRecovery(engine.recompute_all)
         self._prompt_cache = prompt_cache
         self._room = room
         self._most_tokens = max(1, context_tokens - _ANSWER_TOKENS)
         if prompt_cache is not None and engine.step_costs is not None:
             engine.step_costs.know(prompt_cache.speeds.step_seconds)
         self._parts = _parts(self._most_tokens, vocabulary, engine.step_costs)
-        self._next: Part | None = None
+        self._next: WarmPart | None = None
 
     @property
     def is_over(self) -> bool:
@@ -128,12 +127,12 @@ class Warming:
         compiles = self._next is not None and self._next.width is None
         return _QUIET_S if compiles else _LONG_QUIET_S
 
-    def begin(self, *, awaited: bool, is_interrupted: Callable[[], bool] = lambda: False) -> None:
+    def start(self, *, awaited: bool, is_interrupted: Callable[[], bool] = lambda: False) -> None:
         """Warm up in the load. `awaited`: requests wait for the model. Then run a single sequence,
         which shows that the model works and how fast. The requests compile the other kernels.
         """
         with nullcontext() if self._prompt_cache is None else self._prompt_cache.rehearsal():
-            self._run([self._kept()], is_interrupted)
+            self._run([self._cached_prompt()], is_interrupted)
             # On a CPU MLX keeps nothing for a shape or a graph, so the first answer takes as long
             # as the next.
             if compiles_kernels():
@@ -150,10 +149,10 @@ class Warming:
         self._next = next(self._parts, None)
         if awaited:
             return
-        if self._most_tokens >= _KEPT_TOKENS:
+        if self._most_tokens >= _CACHED_TOKENS:
             # The first run of this sequence has put its block into the prompt cache. This second
             # run takes the block from there, which needs further kernels.
-            self._run([self._kept()], is_interrupted)
+            self._run([self._cached_prompt()], is_interrupted)
         while self._next is not None and self._next.width is None and not is_interrupted():
             self._advance(self._run(self._next.sequences, is_interrupted))
 
@@ -173,9 +172,9 @@ class Warming:
         first = part.sequences[0]
         longest_tokens = len(first.token_ids) + first.max_tokens + AHEAD_TOKENS
         needed_bytes = self._room.needed_bytes([Batch(len(part.sequences), longest_tokens)])
-        kept_bytes = 0 if cache is None else cache.bytes_
+        cached_bytes = 0 if cache is None else cache.bytes_
         limit_bytes = self._room.limit_bytes
-        if limit_bytes is not None and needed_bytes + kept_bytes > limit_bytes:
+        if limit_bytes is not None and needed_bytes + cached_bytes > limit_bytes:
             self._next = None
             return
         with nullcontext() if cache is None else cache.unnoticed():
@@ -183,7 +182,7 @@ class Warming:
         if not is_interrupted():
             self._advance(seconds)
 
-    def _measure(self, part: Part, is_interrupted: Callable[[], bool]) -> float:
+    def _measure(self, part: WarmPart, is_interrupted: Callable[[], bool]) -> float:
         costs = self._engine.step_costs
         if costs is None:
             return self._run(part.sequences, is_interrupted)
@@ -206,14 +205,14 @@ class Warming:
             if self._prompt_cache is not None and self._engine.step_costs is not None:
                 self._prompt_cache.speeds.step_seconds = self._engine.step_costs.seconds
 
-    def _kept(self) -> Sequence:
-        token_ids = [0] * min(_KEPT_TOKENS, self._most_tokens)
+    def _cached_prompt(self) -> Sequence:
+        token_ids = [0] * min(_CACHED_TOKENS, self._most_tokens)
         path = None
         if self._prompt_cache is not None:
             keys = tuple(chain(_ROOT, token_ids))
             boundaries = (1,) if keys and self._prompt_cache.needs_snapshots else ()
             path = Path(_ROOT, keys, boundaries=boundaries)
-        return Sequence("kept", token_ids, _ANSWER_TOKENS, None, ignore_eos=True, path=path)
+        return Sequence("cached", token_ids, _ANSWER_TOKENS, None, ignore_eos=True, path=path)
 
     def _run(
         self, together: list[Sequence], is_interrupted: Callable[[], bool] = lambda: False
@@ -231,7 +230,7 @@ class Warming:
                 break
             try:
                 engine.step()
-                engine.keep()
+                engine.store_blocks()
             except RuntimeError as error:
                 self._recovery.recover(error)
         engine.remove([sequence.request_id for sequence in together])
@@ -240,7 +239,7 @@ class Warming:
 
 def _parts(
     most_tokens: int, vocabulary: int, costs: StepCosts | None
-) -> Generator[Part, float, None]:
+) -> Generator[WarmPart, float, None]:
     """Yields the parts, which are sequences that run together, with prompts of up to `most_tokens`.
     The caller sends back the seconds of each part. Longer prompts are left out once they take long.
     """
@@ -251,24 +250,24 @@ def _parts(
         prompt = [0] * tokens
         greedy = Sequence("greedy", prompt, _ANSWER_TOKENS, None, ignore_eos=True)
         sampled = [
-            Sequence(f"sampled {at}", prompt, _ANSWER_TOKENS, each, ignore_eos=True)
-            for at, each in enumerate(settings)
+            Sequence(f"sampled {index}", prompt, _ANSWER_TOKENS, each, ignore_eos=True)
+            for index, each in enumerate(settings)
         ]
         if tokens == _PROMPT_TOKENS[0]:
             for each in sampled:
-                yield Part([each])
-            yield Part(sampled)
-        yield Part([greedy, *sampled])
-        seconds = yield Part([greedy])
+                yield WarmPart([each])
+            yield WarmPart(sampled)
+        yield WarmPart([greedy, *sampled])
+        seconds = yield WarmPart([greedy])
         if seconds * (1 + len(_SAMPLINGS)) > _LONG_S:
             # The first run may have waited for kernels.
-            seconds = yield Part([greedy])
+            seconds = yield WarmPart([greedy])
         if seconds * (1 + len(_SAMPLINGS)) > _LONG_S:
             break
     yield from _widths(most_tokens, costs)
 
 
-def _widths(most_tokens: int, costs: StepCosts | None) -> Generator[Part, float, None]:
+def _widths(most_tokens: int, costs: StepCosts | None) -> Generator[WarmPart, float, None]:
     """Yields parts that measure the costs of steps. Wide steps of many rows come last, and are left
     out once they take long.
     """
@@ -278,12 +277,12 @@ def _widths(most_tokens: int, costs: StepCosts | None) -> Generator[Part, float,
     for rows in _MEASURED_ROWS:
         for width in WIDTHS:
             sequences = [
-                Sequence(f"row {at}", prompt, _MEASURED_TOKENS, None, ignore_eos=True)
-                for at in range(rows)
+                Sequence(f"row {index}", prompt, _MEASURED_TOKENS, None, ignore_eos=True)
+                for index in range(rows)
             ]
             if costs.is_measured(rows, width):
                 continue
-            seconds = yield Part(sequences, width)
+            seconds = yield WarmPart(sequences, width)
             if seconds > _LONG_MEASURE_S:
                 return
 
@@ -312,8 +311,8 @@ def _answer(model: Any) -> None:
     room = CacheRoom(measure(caches.run, caches.make))
     prompt_cache = PromptCache(Cutter(caches.run, caches.make), None)
     engine = BatchedEngine(model, (), 1, room, prompt_cache=prompt_cache)
-    warming = Warming(engine, prompt_cache, room, _CONTEXT_TOKENS, _VOCABULARY)
-    warming.begin(awaited=True)
+    warming = WarmUp(engine, prompt_cache, room, _CONTEXT_TOKENS, _VOCABULARY)
+    warming.start(awaited=True)
     engine.close()
 
 
@@ -332,7 +331,7 @@ def rehearse(loaded: LoadedModel, context: Context, paths: Paths) -> None:
         )
         try:
             prepared = prepare(generate, loaded, context, paths)
-            if isinstance(prepared, Prepared):
+            if isinstance(prepared, PreparedRequest):
                 prepared.answer.add(prepared.prompt_ids[-1])
         except Exception:
             logger.exception("The rehearsal of a prompt failed")

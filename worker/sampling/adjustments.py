@@ -60,10 +60,10 @@ class Adjustments:
         """The banned sequences of more than one token."""
         return tuple(each for each in self.banned if len(each) > 1)
 
-    def begin(self, token_ids: mx.array, vocabulary: int) -> History:
+    def make_history(self, token_ids: mx.array, vocabulary: int) -> TokenHistory:
         """The history of a sequence. `token_ids`: (tokens,), of prompt and answer."""
         answer = token_ids[self.prompt_tokens :]
-        history = History(self, answer.shape[0], self._bias(vocabulary))
+        history = TokenHistory(self, answer.shape[0], self._bias(vocabulary))
         if self.counts:
             history.counts = mx.zeros(vocabulary)
             if answer.shape[0]:
@@ -98,7 +98,7 @@ class Adjustments:
 
 
 @dataclass
-class History:
+class TokenHistory:
     """The tokens of one sequence, in the forms that its adjustments need. `position`: how many
     tokens the answer has.
 
@@ -113,7 +113,7 @@ class History:
     window: mx.array | None = None
     end: mx.array | None = None
 
-    def after(self, token_id: int) -> History:
+    def after(self, token_id: int) -> TokenHistory:
         """The history with one token more."""
 
         def moved(ids: mx.array | None) -> mx.array | None:
@@ -174,7 +174,7 @@ def banned_sequences(words: Iterable[str], tokenizer: Any) -> list[tuple[int, ..
 class Adjuster:
     """Adjusts the log probabilities of the same rows, one for each history, step after step."""
 
-    def __init__(self, histories: Sequence[History]) -> None:
+    def __init__(self, histories: Sequence[TokenHistory]) -> None:
         self._histories = histories
         self._biased = RowSubset(each.bias is not None for each in histories)
         biases = [each.bias for each in histories if each.bias is not None]
@@ -198,18 +198,18 @@ class Adjuster:
             adjusted = each.adjust(adjusted, logits)
         return self._without_ends(adjusted)
 
-    def take_in(self, token_ids: mx.array) -> None:
+    def record(self, token_ids: mx.array) -> None:
         """Add the tokens that were chosen, (rows,), to the histories."""
         for history in self._histories:
             history.position += 1
         token_ids = token_ids.astype(mx.int32)
         for part in self._parts:
-            part.take_in(token_ids)
+            part.record(token_ids)
 
-    def put_back(self) -> None:
+    def write_back(self) -> None:
         """Write the arrays of this batch into the histories, before rows go on in another batch."""
         for each in self._parts:
-            each.put_back()
+            each.write_back()
 
     def _without_ends(self, adjusted: mx.array) -> mx.array:
         rows: list[int] = []
@@ -226,7 +226,7 @@ class Adjuster:
 class _Repetition:
     """The repetition penalty, once for each token in a row's window, however often it is there."""
 
-    def __init__(self, histories: Sequence[History]) -> None:
+    def __init__(self, histories: Sequence[TokenHistory]) -> None:
         self._rows = RowSubset(each.window is not None for each in histories)
         self._histories = [histories[row] for row in self._rows.places]
         self._windows = _Windows([each.window for each in self._histories])
@@ -238,17 +238,17 @@ class _Repetition:
         # A shorter window is filled with copies of its last token.
         ids = self._windows.ids
         token_ids = mx.where(self._windows.within, ids, ids[:, -1:])
-        own = self._rows.of(logits)
-        before = mx.take_along_axis(own, token_ids, axis=-1).astype(mx.float32)
+        row_logits = self._rows.of(logits)
+        before = mx.take_along_axis(row_logits, token_ids, axis=-1).astype(mx.float32)
         after = mx.where(before < 0, before * self._penalties, before / self._penalties)
         rows = self._rows.of(adjusted)
         changed = mx.take_along_axis(rows, token_ids, axis=-1) + (after - before)
         return self._rows.put(adjusted, mx.put_along_axis(rows, token_ids, changed, axis=-1))
 
-    def take_in(self, token_ids: mx.array) -> None:
+    def record(self, token_ids: mx.array) -> None:
         self._windows.shift(self._rows.of(token_ids))
 
-    def put_back(self) -> None:
+    def write_back(self) -> None:
         for row, history in enumerate(self._histories):
             history.window = self._windows.of(row)
 
@@ -256,7 +256,7 @@ class _Repetition:
 class _Counts:
     """The frequency and presence penalties for tokens that an answer already has."""
 
-    def __init__(self, histories: Sequence[History]) -> None:
+    def __init__(self, histories: Sequence[TokenHistory]) -> None:
         self._rows = RowSubset(each.counts is not None for each in histories)
         self._histories = [histories[row] for row in self._rows.places]
         self._counts = mx.stack(
@@ -273,10 +273,10 @@ class _Counts:
         )
         return self._rows.put(adjusted, penalized)
 
-    def take_in(self, token_ids: mx.array) -> None:
+    def record(self, token_ids: mx.array) -> None:
         self._counts = self._counts.at[self._places, self._rows.of(token_ids)].add(1.0)
 
-    def put_back(self) -> None:
+    def write_back(self) -> None:
         for row, history in enumerate(self._histories):
             history.counts = self._counts[row]
 
@@ -291,7 +291,7 @@ def _penalized(
 class _Phrases:
     """Banned sequences of several tokens: the last token of one is forbidden after its others."""
 
-    def __init__(self, histories: Sequence[History]) -> None:
+    def __init__(self, histories: Sequence[TokenHistory]) -> None:
         self._rows = RowSubset(each.end is not None for each in histories)
         self._histories = [histories[row] for row in self._rows.places]
         self._ends = _Windows([each.end for each in self._histories])
@@ -314,10 +314,10 @@ class _Phrases:
         forbidden = mx.where(same.all(axis=-1), FORBIDDEN, math.inf)
         return adjusted.at[self._in, self._last].minimum(forbidden)
 
-    def take_in(self, token_ids: mx.array) -> None:
+    def record(self, token_ids: mx.array) -> None:
         self._ends.shift(self._rows.of(token_ids))
 
-    def put_back(self) -> None:
+    def write_back(self) -> None:
         for row, history in enumerate(self._histories):
             history.end = self._ends.of(row)
 

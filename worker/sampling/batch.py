@@ -10,7 +10,7 @@ from typing import Generic, NamedTuple, TypeAlias, TypeVar
 import mlx.core as mx
 
 from worker.mlx_lm.guessing import RowGuesses
-from worker.sampling.adjustments import Adjuster, Adjustments, History, RowSubset
+from worker.sampling.adjustments import Adjuster, Adjustments, RowSubset, TokenHistory
 from worker.sampling.distribution import Filters, Xtc, draw, masses
 from worker.sampling.scores import Score, Scores
 from worker.sampling.settings import RowSampling, uniforms
@@ -48,13 +48,13 @@ class BatchSampler(Generic[Key]):
         self._scores: dict[Key, deque[tuple[Scores, int]]] = {}
         self._samplings: dict[Key, RowSampling | None] = {}
         self._adjustments: dict[Key, Beginning] = {}
-        self._histories: dict[Key, History] = {}
+        self._histories: dict[Key, TokenHistory] = {}
         self._positions: dict[Key, int] = {}
         self._pass: _Pass[Key] | None = None
         # The width of log probabilities.
         self._vocabulary = 0
         # Of the last check: the history and the score at each position.
-        self._checked: tuple[list[History | None], dict[int, tuple[Scores, int]]] = ([], {})
+        self._checked: tuple[list[TokenHistory | None], dict[int, tuple[Scores, int]]] = ([], {})
 
     def add(
         self,
@@ -84,7 +84,7 @@ class BatchSampler(Generic[Key]):
         self._alternatives.pop(key, None)
         self._scores.pop(key, None)
 
-    def take_score(self, key: Key) -> Score | None:
+    def next_score(self, key: Key) -> Score | None:
         """The row's earliest score that was not taken yet; None if the row wants no scores."""
         scores = self._scores.get(key)
         if scores is None:
@@ -102,13 +102,13 @@ class BatchSampler(Generic[Key]):
         self._vocabulary = logprobs.shape[1]
         if self._pass is None or self._pass.keys != keys:
             self._end_pass()
-            self._pass = self._begin_pass(keys, [self._history(key) for key in keys])
+            self._pass = self._start_pass(keys, [self._history(key) for key in keys])
         positions = [self._positions[key] for key in self._pass.sampled]
         for key in self._pass.sampled:
             self._positions[key] += 1
         logits = logprobs if self._logits is None else self._logits()[:, -1, :]
         token_ids = self._pass.choose(logprobs, logits, positions, mask)
-        self._pass.take_in(token_ids)
+        self._pass.record(token_ids)
         for place, score in self._score(keys, logits, token_ids):
             self._scores[keys[place]].append(score)
         return token_ids
@@ -122,12 +122,12 @@ class BatchSampler(Generic[Key]):
     ) -> mx.array:
         """Choose a token for the next position of each row, and for the position after each of its
         guesses, as if all guesses before were right. `logprobs`, `logits`: (positions, vocabulary).
-        Returns token ids, (positions,). The rows go on once `settle` gets these.
+        Returns token ids, (positions,). The rows go on once `accept` gets these.
         """
         self._end_pass()
         self._vocabulary = logprobs.shape[1]
         keys = [each.row for each in rows for _ in range(len(each.guesses) + 1)]
-        histories: list[History | None] = []
+        histories: list[TokenHistory | None] = []
         positions: list[int] = []
         for key, guesses in rows:
             history = self._history(key)
@@ -138,12 +138,12 @@ class BatchSampler(Generic[Key]):
             if key in self._positions:
                 first = self._positions[key]
                 positions += range(first, first + len(guesses) + 1)
-        chosen = self._begin_pass(keys, histories)
+        chosen = self._start_pass(keys, histories)
         token_ids = chosen.choose(logprobs, logits, positions, mask)
         self._checked = histories, dict(self._score(keys, logits, token_ids))
         return token_ids
 
-    def settle(
+    def accept(
         self, rows: Sequence[RowGuesses[Key]], right: Sequence[int], drawn: list[int]
     ) -> None:
         """Go on behind the right guesses of each row, and the token drawn after these. `drawn` are
@@ -159,7 +159,7 @@ class BatchSampler(Generic[Key]):
             if history is not None:
                 self._histories[key] = history.after(drawn[last])
             if key in self._scores:
-                self._scores[key] += [scores[at] for at in range(begin, last + 1)]
+                self._scores[key] += [scores[place] for place in range(begin, last + 1)]
             begin += len(guesses) + 1
 
     def draw_guesses(self, keys: Sequence[Key]) -> Callable[[mx.array], mx.array]:
@@ -170,7 +170,7 @@ class BatchSampler(Generic[Key]):
         """
         self._end_pass()
         histories = [copy(self._histories.get(key)) for key in keys]
-        guessing = self._begin_pass(list(keys), histories)
+        guessing = self._start_pass(list(keys), histories)
         positions = [self._positions[key] for key in guessing.sampled]
 
         def draw(logits: mx.array) -> mx.array:
@@ -178,13 +178,13 @@ class BatchSampler(Generic[Key]):
             if missing:
                 logits = mx.pad(logits, [(0, 0), (0, missing)], constant_values=-mx.inf)
             token_ids = guessing.choose(_normalized(logits), logits, positions, None)
-            guessing.take_in(token_ids)
+            guessing.record(token_ids)
             positions[:] = [each + 1 for each in positions]
             return token_ids
 
         return draw
 
-    def _begin_pass(self, keys: list[Key], histories: Sequence[History | None]) -> _Pass[Key]:
+    def _start_pass(self, keys: list[Key], histories: Sequence[TokenHistory | None]) -> _Pass[Key]:
         samplings = [self._samplings[key] for key in keys]
         return _Pass(keys, samplings, histories, self._vocabulary)
 
@@ -194,11 +194,11 @@ class BatchSampler(Generic[Key]):
             self._pass.end()
         self._pass = None
 
-    def _history(self, key: Key) -> History | None:
+    def _history(self, key: Key) -> TokenHistory | None:
         beginning = self._adjustments.pop(key, None)
         if beginning is not None:
             token_ids = mx.array(list(beginning.token_ids))
-            self._histories[key] = beginning.adjustments.begin(token_ids, self._vocabulary)
+            self._histories[key] = beginning.adjustments.make_history(token_ids, self._vocabulary)
         return self._histories.get(key)
 
     def _score(
@@ -223,7 +223,7 @@ class _Pass(Generic[Key]):
         self,
         keys: list[Key],
         samplings: Sequence[RowSampling | None],
-        histories: Sequence[History | None],
+        histories: Sequence[TokenHistory | None],
         vocabulary: int,
     ) -> None:
         self.keys = keys
@@ -248,15 +248,15 @@ class _Pass(Generic[Key]):
             logprobs = self._adjust(self._adjuster, logprobs, logits)
         return self._choose(logprobs if mask is None else mask(logprobs), positions)
 
-    def take_in(self, token_ids: mx.array) -> None:
+    def record(self, token_ids: mx.array) -> None:
         """Add the chosen tokens, (rows,), to the histories of the rows."""
         if self._adjuster is not None:
-            self._adjuster.take_in(self._adjusted.of(token_ids))
+            self._adjuster.record(self._adjusted.of(token_ids))
 
     def end(self) -> None:
         """Write the histories back, before the rows go on in another pass."""
         if self._adjuster is not None:
-            self._adjuster.put_back()
+            self._adjuster.write_back()
 
     def _adjust(self, adjuster: Adjuster, logprobs: mx.array, logits: mx.array) -> mx.array:
         rows = adjuster.adjust(self._adjusted.of(logprobs), self._adjusted.of(logits))
@@ -275,15 +275,15 @@ class _Pass(Generic[Key]):
     def _sample(self, logprobs: mx.array, positions: Sequence[int]) -> mx.array:
         logprobs = _exact(logprobs)
         largest = logprobs.max(axis=-1, keepdims=True)
-        least_kept = self._filters.least_kept(logprobs, largest)
-        excluded = self._xtc.apply(logprobs, least_kept, self._streams, positions)
+        least_allowed = self._filters.least_allowed(logprobs, largest)
+        excluded = self._xtc.apply(logprobs, least_allowed, self._streams, positions)
         if excluded is not None:
             logprobs, largest = excluded, excluded.max(axis=-1, keepdims=True)
-        kept = masses(
-            logprobs, largest, self._inverse_temperatures, least_kept, on_cpu=self._on_cpu
+        token_masses = masses(
+            logprobs, largest, self._inverse_temperatures, least_allowed, on_cpu=self._on_cpu
         )
         numbers = [uniforms(*each) for each in zip(self._streams, positions, strict=True)]
-        return draw(kept, mx.array(numbers))
+        return draw(token_masses, mx.array(numbers))
 
 
 def _exact(logprobs: mx.array) -> mx.array:

@@ -60,7 +60,7 @@ class Filters:
             [self._largest - (each or self._largest) for each in top_k], dtype=mx.int32
         )[:, None]
 
-    def least_kept(self, logprobs: mx.array, largest: mx.array) -> mx.array | None:
+    def least_allowed(self, logprobs: mx.array, largest: mx.array) -> mx.array | None:
         """The lowest log probability of tokens that may be chosen, (rows, 1); None: all tokens may.
 
         `logprobs`: (rows, vocabulary), float32, of total probability 1. `largest`: (rows, 1), the
@@ -129,7 +129,7 @@ class Xtc:
     def apply(
         self,
         logprobs: mx.array,
-        least_kept: mx.array | None,
+        least_allowed: mx.array | None,
         streams: Sequence[int],
         positions: Sequence[int],
     ) -> mx.array | None:
@@ -154,7 +154,7 @@ class Xtc:
         changed = mx.array(logprobs)
         changed[indices] = without_top_choices(
             logprobs[indices],
-            None if least_kept is None else least_kept[indices],
+            None if least_allowed is None else least_allowed[indices],
             mx.array(thresholds)[:, None],
             self._spared(rows),
         )
@@ -172,20 +172,20 @@ class Xtc:
 
 def without_top_choices(
     logprobs: mx.array,
-    least_kept: mx.array | None,
+    least_allowed: mx.array | None,
     log_thresholds: mx.array,
     spared: mx.array | None,
 ) -> mx.array:
     """Log probabilities (rows, vocabulary), minus infinity for excluded tokens: for all that
     exceed the threshold, except the least likely of these.
 
-    `least_kept`, `log_thresholds`: (rows, 1). `spared`: (rows, vocabulary), true for tokens that
+    `least_allowed`, `log_thresholds`: (rows, 1). `spared`: (rows, vocabulary), true for tokens that
     are never excluded.
     """
-    kept = logprobs
-    if least_kept is not None:
-        kept = mx.where(logprobs >= least_kept, logprobs, -math.inf)
-    likely = kept - mx.logsumexp(kept, axis=-1, keepdims=True) > log_thresholds
+    allowed = logprobs
+    if least_allowed is not None:
+        allowed = mx.where(logprobs >= least_allowed, logprobs, -math.inf)
+    likely = allowed - mx.logsumexp(allowed, axis=-1, keepdims=True) > log_thresholds
     least_likely = mx.where(likely, logprobs, math.inf).min(axis=-1, keepdims=True)
     excluded = logprobs > least_likely
     if spared is not None:
@@ -197,20 +197,20 @@ def masses(
     logprobs: mx.array,
     largest: mx.array,
     inverse_temperatures: mx.array,
-    least_kept: mx.array | None,
+    least_allowed: mx.array | None,
     *,
     on_cpu: bool,
 ) -> mx.array:
     """The mass of each token, (rows, vocabulary): its probability as a ratio to that of the row's
-    likeliest token, and 0 for tokens below `least_kept`.
+    likeliest token, and 0 for tokens below `least_allowed`.
 
     `logprobs`: (rows, vocabulary). The other arrays: (rows, 1).
     """
-    if least_kept is None:
+    if least_allowed is None:
         all_of = _all_on_cpu if on_cpu else _all
         return all_of(logprobs, largest, inverse_temperatures)
-    kept_of = _kept_on_cpu if on_cpu else _kept
-    return kept_of(logprobs, largest, inverse_temperatures, least_kept)
+    filter_of = _filtered_on_cpu if on_cpu else _filtered
+    return filter_of(logprobs, largest, inverse_temperatures, least_allowed)
 
 
 @partial(mx.compile, shapeless=True)
@@ -219,7 +219,9 @@ def _all(logprobs: mx.array, largest: mx.array, inverse: mx.array) -> mx.array:
 
 
 @partial(mx.compile, shapeless=True)
-def _kept(logprobs: mx.array, largest: mx.array, inverse: mx.array, least: mx.array) -> mx.array:
+def _filtered(
+    logprobs: mx.array, largest: mx.array, inverse: mx.array, least: mx.array
+) -> mx.array:
     return mx.where(logprobs >= least, mx.exp((logprobs - largest) * inverse), 0.0)
 
 
@@ -229,7 +231,7 @@ def _all_on_cpu(logprobs: mx.array, largest: mx.array, inverse: mx.array) -> mx.
 
 
 @partial(mx.compile, shapeless=True)
-def _kept_on_cpu(
+def _filtered_on_cpu(
     logprobs: mx.array, largest: mx.array, inverse: mx.array, least: mx.array
 ) -> mx.array:
     return mx.where(logprobs >= least, _exponential((logprobs - largest) * inverse), 0.0)

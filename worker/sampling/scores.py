@@ -24,8 +24,8 @@ from protocol.answers import (
     TokenLogprob,
 )
 from protocol.requests import MOST_ALTERNATIVES
-from worker.mlx_lm.array_size import most_parts
 from worker.sampling.distribution import in_blocks, width
+from worker.system.memory import most_parts
 from worker.transformers import decoder_of
 
 # A chunk's logits may always take so much: shorter chunks would read all weights for little work.

@@ -36,7 +36,7 @@ from worker.structure.grammar import (
     possible_calls,
     unenforced,
 )
-from worker.structure.sampler import Constrained, Matching, Thinking
+from worker.structure.sampler import Matching, SequenceConstraint, Thinking
 from worker.structure.trial import LIMITS, STEPS, try_grammar
 from worker.text.families import template_text
 from worker.text.format import AnswerFormat, opening_state
@@ -59,7 +59,7 @@ logger = logging.getLogger(__name__)
 class Constraints:
     """Makes the constraints of one model's answers."""
 
-    def __init__(self, compiled: Compiled, tokenizer: Any, format_: AnswerFormat) -> None:
+    def __init__(self, compiled: GrammarCache, tokenizer: Any, format_: AnswerFormat) -> None:
         """`tokenizer` is mlx-lm's wrapper."""
         self._compiled = compiled
         self._tokenizer = tokenizer
@@ -67,7 +67,7 @@ class Constraints:
 
     def of(
         self, generate: Generate, prompt_ids: list[int], delivered: list[int]
-    ) -> Constrained | None:
+    ) -> SequenceConstraint | None:
         """The constraint of a request's answer, of which the tokens `delivered` exist already;
         None: the answer may be anything.
 
@@ -86,14 +86,14 @@ class Constraints:
             return None
         if matcher is None:
             return None
-        constrained = Constrained(
+        constrained = SequenceConstraint(
             matcher,
             self._compiled.tokenizer,
             tuple(delivered),
             self._thinking(generate, prompt_ids, calls=calls),
             (*left_out, *unenforced(matcher)),
         )
-        if error := constrained.begin().error:
+        if error := constrained.make_matching().error:
             raise ConstraintError(f"what was delivered doesn't match it: {error}")
         return constrained
 
@@ -194,7 +194,7 @@ class Constraints:
         return Thinking(begin, lambda last: tag in tokenizer.decode(last), eos, opened)
 
 
-class Compiled:
+class GrammarCache:
     """Keeps compiled grammars, of which each answer gets a copy, since clients often send the same
     constraint again. Refusals are kept, too. Several threads may call.
 
@@ -207,7 +207,7 @@ class Compiled:
         tokenizer: Any,
         vocabulary: int,
         eos_token_ids: Iterable[int],
-        most_kept: int = 64,
+        most_grammars: int = 64,
         most_bytes: int = _MOST_BYTES,
     ) -> None:
         """`tokenizer` is mlx-lm's wrapper; the model's logits are `vocabulary` wide."""
@@ -215,14 +215,14 @@ class Compiled:
         # Entries of a mask. Logits may be wider than the tokenizer's vocabulary. Ids without a text
         # are never allowed.
         self._width = max(vocabulary, len(tokenizer))
-        self._most_kept = most_kept
+        self._most_grammars = most_grammars
         self._most_bytes = most_bytes
         self._eos_token_ids = sorted(eos_token_ids)
         self._tokenizer: LLTokenizer | None = None
         self._lock = threading.Lock()
         self._building = threading.Lock()
         # In the order of their last use.
-        self._kept: OrderedDict[Constraint | str, _Kept] = OrderedDict()
+        self._cached: OrderedDict[Constraint | str, _CachedGrammar] = OrderedDict()
         self._bytes = 0
 
     @property
@@ -239,7 +239,7 @@ class Compiled:
         }
 
     def __contains__(self, key: Constraint | str) -> bool:
-        return key in self._kept
+        return key in self._cached
 
     @property
     def bytes_(self) -> int:
@@ -262,20 +262,20 @@ class Compiled:
 
     def _find(self, key: Constraint | str, texts: Callable[[], tuple[str, str]]) -> LLMatcher:
         with self._lock:
-            kept = self._kept.get(key)
-            if kept is not None:
-                self._kept.move_to_end(key)
-        if kept is None:
+            cached = self._cached.get(key)
+            if cached is not None:
+                self._cached.move_to_end(key)
+        if cached is None:
             try:
-                kept = self._compile(*texts())
+                cached = self._compile(*texts())
             except ConstraintError as error:
-                kept = _Kept(error, _REFUSAL_BYTES)
-            self._keep(key, kept)
-        if isinstance(kept.found, ConstraintError):
-            raise ConstraintError(kept.found.reason)
-        return kept.found
+                cached = _CachedGrammar(error, _REFUSAL_BYTES)
+            self._store(key, cached)
+        if isinstance(cached.result, ConstraintError):
+            raise ConstraintError(cached.result.reason)
+        return cached.result
 
-    def _compile(self, grammar: str, tried: str) -> _Kept:
+    def _compile(self, grammar: str, tried: str) -> _CachedGrammar:
         reason, bytes_ = try_grammar(tried)
         if reason is None:
             # A type checker would match the numbers of LIMITS with `verbose_errors`, too.
@@ -283,7 +283,7 @@ class Compiled:
             matcher = LLMatcher(self.tokenizer, grammar, log_level=0, limits=limits)
             reason = matcher.get_error() or self._unwritable(matcher)
             if not reason:
-                return _Kept(matcher, bytes_)
+                return _CachedGrammar(matcher, bytes_)
         raise ConstraintError(one_line(reason))
 
     def _unwritable(self, matcher: LLMatcher) -> str:
@@ -307,16 +307,16 @@ class Compiled:
             return ""
         return f"its text can't be written in this model's tokens: {matching.error}"
 
-    def _keep(self, key: Constraint | str, kept: _Kept) -> None:
+    def _store(self, key: Constraint | str, cached: _CachedGrammar) -> None:
         text = key if isinstance(key, str) else key.source
-        kept = kept._replace(bytes=kept.bytes + sys.getsizeof(text))
+        cached = cached._replace(bytes=cached.bytes + sys.getsizeof(text))
         with self._lock:
-            if key in self._kept:
+            if key in self._cached:
                 return  # Another thread compiled it meanwhile.
-            self._kept[key] = kept
-            self._bytes += kept.bytes
-            while len(self._kept) > self._most_kept or self._bytes > self._most_bytes:
-                _, gone = self._kept.popitem(last=False)
+            self._cached[key] = cached
+            self._bytes += cached.bytes
+            while len(self._cached) > self._most_grammars or self._bytes > self._most_bytes:
+                _, gone = self._cached.popitem(last=False)
                 self._bytes -= gone.bytes
 
     @property
@@ -346,6 +346,6 @@ class Compiled:
             return self._tokenizer
 
 
-class _Kept(NamedTuple):
-    found: LLMatcher | ConstraintError
+class _CachedGrammar(NamedTuple):
+    result: LLMatcher | ConstraintError
     bytes: int

@@ -387,19 +387,20 @@ def _block(
 
 
 def _any_call(functions: list[Function], name: str = "call") -> str:
-    return " | ".join(f"{name}{at}" for at in range(len(functions)))
+    return " | ".join(f"{name}{index}" for index in range(len(functions)))
 
 
 def _rules(form: CallForm, functions: list[Function], special: Mapping[str, int]) -> Iterator[str]:
     begin = _TAG.match(form.call)
-    for at, function in enumerate(functions):
+    for index, function in enumerate(functions):
         call = form.call.replace(_NAME, function.name)
-        yield f"call{at}: {_sequence(call, special, f'arguments{at}')}"
+        yield f"call{index}: {_sequence(call, special, f'arguments{index}')}"
         if begin is not None and not form.open:
-            yield f"rest{at}: {_sequence(call[begin.end() :], special, f'arguments{at}')}"
+            yield f"rest{index}: {_sequence(call[begin.end() :], special, f'arguments{index}')}"
         if _ARGUMENTS in call:
             options = json_options(whole=function.whole)
-            yield f"arguments{at}: %json {json.dumps({**function.schema, 'x-guidance': options})}"
+            schema = json.dumps({**function.schema, "x-guidance": options})
+            yield f"arguments{index}: %json {schema}"
 
 
 def _sequence(text: str, special: Mapping[str, int], arguments: str = "") -> str:
@@ -432,7 +433,7 @@ def one_line(reason: str) -> str:
     """The error in llguidance's message, without the lines of the grammar that it quotes."""
     lines = reason.replace("<non-verbose/>", "").splitlines()
     errors = [each.removeprefix("error: ") for each in lines if each.startswith("error: ")]
-    quoted = [at for at, each in enumerate(lines) if _QUOTED.match(each)]
+    quoted = [line for line, each in enumerate(lines) if _QUOTED.match(each)]
     text = " ".join(" ".join(errors or lines[: quoted[0] if quoted else None]).split())
     # llguidance's advice names an option that clients don't have.
     text = text.replace(_ONE_OF_ADVICE, "Send anyOf, or options that differ in type or a const")

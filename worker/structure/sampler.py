@@ -76,11 +76,11 @@ class ConstrainedSampler(Generic[Key]):
         adjustments: Adjustments | None = None,
         token_ids: Sequence[int] = (),
         logprobs: int | None = None,
-        constrained: Constrained | None = None,
+        constrained: SequenceConstraint | None = None,
     ) -> None:
         self._sampler.add(key, sampling, adjustments, token_ids, logprobs)
         if constrained is not None:
-            self._matchings[key] = constrained.begin()
+            self._matchings[key] = constrained.make_matching()
             if sampling is not None and sampling.top_p < 1.0:
                 self._summed.add(key)
 
@@ -92,10 +92,10 @@ class ConstrainedSampler(Generic[Key]):
         self._broken.pop(key, None)
         self._forced.pop(key, None)
 
-    def take_score(self, key: Key) -> Score | None:
-        return self._sampler.take_score(key)
+    def next_score(self, key: Key) -> Score | None:
+        return self._sampler.next_score(key)
 
-    def take_broken(self) -> dict[Key, str]:
+    def remove_broken(self) -> dict[Key, str]:
         """Rows that can't go on, and why. All tokens of such a row match, except the token chosen
         last, which mlx-lm has not given out.
         """
@@ -106,7 +106,7 @@ class ConstrainedSampler(Generic[Key]):
         """Log probabilities (rows, vocabulary) to token ids (rows,)."""
         if not self._matchings:
             return self._sampler(logprobs)
-        places = {key: at for at, key in enumerate(self._rows()) if key in self._matchings}
+        places = {key: place for place, key in enumerate(self._rows()) if key in self._matchings}
         if not places:
             return self._sampler(logprobs)
         # The model's step begins before the sampler waits for tokens.
@@ -160,10 +160,10 @@ class ConstrainedSampler(Generic[Key]):
                 self._feed([key])
                 self._ahead[key] = [self._matchings[key]] if key in self._matchings else []
             count = len(guesses) + 1
-            own = self._ahead.get(key, [])
-            matchings += own
-            keys += [key] * len(own)
-            places += range(begin, begin + len(own))
+            row_matchings = self._ahead.get(key, [])
+            matchings += row_matchings
+            keys += [key] * len(row_matchings)
+            places += range(begin, begin + len(row_matchings))
             begin += count
         if not keys:
             return self._sampler.check(logprobs, logits, rows)
@@ -171,7 +171,7 @@ class ConstrainedSampler(Generic[Key]):
         mask = self._mask(keys, places, self._fill(keys, matchings))
         return self._sampler.check(logprobs, logits, rows, mask)
 
-    def settle(self, drawn: list[int]) -> list[int]:
+    def accept(self, drawn: list[int]) -> list[int]:
         """Take the tokens that `check` chose. Returns for each row how many guesses are right."""
         tokens = mx.array(drawn)
         right = []
@@ -187,7 +187,7 @@ class ConstrainedSampler(Generic[Key]):
                 self._forced[key] = ahead[count].forced
                 self._chosen[key] = (tokens, begin + count)
             begin += len(guesses) + 1
-        self._sampler.settle(self._checked, right, drawn)
+        self._sampler.accept(self._checked, right, drawn)
         self._checked = ()
         return right
 
@@ -215,27 +215,29 @@ class ConstrainedSampler(Generic[Key]):
         """A function that applies the masks of `keys` to the `places` of log probabilities. Masks
         come after the penalties, which don't know which tokens must come.
         """
-        summed = [at for at, key in enumerate(keys) if key in self._summed]
+        summed = [index for index, key in enumerate(keys) if key in self._summed]
         return lambda adjusted: masked(adjusted, places, masks, summed)
 
     def _fill(self, keys: Sequence[Key], matchings: Sequence[Matching]) -> NDArray[np.int32]:
         """Bit masks of the tokens that each row may have next, shape (keys, words)."""
         masks = allocate_token_bitmask(len(matchings), matchings[0].width)
-        bound = [(at, each) for at, each in enumerate(matchings) if each.stage != Stage.THINKING]
+        bound = [
+            (index, each) for index, each in enumerate(matchings) if each.stage != Stage.THINKING
+        ]
         began_s = time.perf_counter()
         if self._one_by_one or len(bound) == 1:
-            for at, each in bound:
+            for index, each in bound:
                 row_began_s = time.thread_time()
-                fill_next_token_bitmask(each.matcher, masks, at)
-                self._check(keys[at], time.thread_time() - row_began_s)
+                fill_next_token_bitmask(each.matcher, masks, index)
+                self._check(keys[index], time.thread_time() - row_began_s)
         elif bound:
-            rows = [(each.matcher, at) for at, each in bound]
+            rows = [(each.matcher, index) for index, each in bound]
             fill_next_token_bitmask_par(_executor(), rows, masks)
-            for at, _ in bound:
-                self._check(keys[at], 0.0)
+            for index, _ in bound:
+                self._check(keys[index], 0.0)
         self._one_by_one = time.perf_counter() - began_s > _SLOW_S
-        for at, each in enumerate(matchings):
-            each.amend(masks[at])
+        for index, each in enumerate(matchings):
+            each.amend(masks[index])
         return masks
 
     def _check(self, key: Key, took_s: float) -> None:
@@ -257,16 +259,16 @@ def masked(
     together = len(rows) == logprobs.shape[0]
     indices = mx.array(rows, dtype=mx.uint32)
     chosen = (logprobs if together else logprobs[indices]).astype(mx.float32)
-    kept = _left(chosen, _spread(masks, logprobs.shape[1]))
+    masked_rows = _left(chosen, _spread(masks, logprobs.shape[1]))
     if summed:
         these = mx.array(summed, dtype=mx.uint32)
-        kept[these] = _normalized(kept[these])
-    kept = kept.astype(logprobs.dtype)
+        masked_rows[these] = _normalized(masked_rows[these])
+    masked_rows = masked_rows.astype(logprobs.dtype)
     if together:
-        return kept
+        return masked_rows
     # A copy, since mlx-lm gives `logprobs` out.
     result = logprobs[:]
-    result[indices] = kept
+    result[indices] = masked_rows
     return result
 
 
@@ -284,7 +286,7 @@ class Thinking:
 
 
 @dataclass(frozen=True)
-class Constrained:
+class SequenceConstraint:
     """A sequence's constraint. `before` are the tokens that the answer had when an engine took the
     sequence.
     """
@@ -296,10 +298,10 @@ class Constrained:
     # Keywords of the client's schemas that aren't enforced.
     unenforced: tuple[str, ...] = ()
 
-    def after(self, generated: list[int]) -> Constrained:
+    def after(self, generated: list[int]) -> SequenceConstraint:
         return replace(self, before=(*self.before, *generated))
 
-    def begin(self) -> Matching:
+    def make_matching(self) -> Matching:
         """A new matching that has taken in the tokens `before`. The copy of the matcher takes
         microseconds, and so does each token.
         """

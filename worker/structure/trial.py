@@ -64,14 +64,14 @@ def try_grammar(grammar: str) -> TrialOutcome:
         close_fds=False,
     ) as process:
         try:
-            said = _watched(process, grammar.encode())
+            output = _watched(process, grammar.encode())
         except BaseException:
             process.kill()
             raise
-    if said is None:
+    if output is None:
         return TrialOutcome("it takes too long to compile")
     if process.returncode == 0:
-        taken_bytes, _, refusal = said.decode(errors="replace").partition("\n")
+        taken_bytes, _, refusal = output.decode(errors="replace").partition("\n")
         return TrialOutcome(refusal or None, int(taken_bytes))
     if process.returncode == -signal.SIGPROF:
         return TrialOutcome(f"it is too complex, and takes more than {_CPU_S:g} s to compile")

@@ -78,7 +78,7 @@ class PromptError(Exception):
         self.field = field
         self.picture = picture
 
-    def told(self, request_id: str) -> RequestFailed:
+    def as_message(self, request_id: str) -> RequestFailed:
         """The error as a message to the gateway."""
         return RequestFailed(
             request_id=request_id,
@@ -109,10 +109,10 @@ class GpuRecovery:
     """Has an engine begin anew after a GPU failure that passes, so that the process needn't end."""
 
     def __init__(
-        self, begin_anew: Callable[[], bool], clock: Callable[[], float] = time.monotonic
+        self, recompute_all: Callable[[], bool], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`begin_anew` is the engine's method; it returns False if the engine can't."""
-        self._begin_anew = begin_anew
+        """`recompute_all` is the engine's method; it returns False if the engine can't."""
+        self._recompute_all = recompute_all
         self._clock = clock
         self._failures: deque[float] = deque(maxlen=_MOST_FAILURES)
 
@@ -129,8 +129,8 @@ class GpuRecovery:
         if kind is None or often:
             raise error
         self._failures.append(now)
-        _settle()
-        if not self._begin_anew():
+        _await_echoes()
+        if not self._recompute_all():
             raise error
         logger.warning(
             "The GPU gave up a command (%s). All sequences are computed anew, in shorter chunks.",
@@ -138,7 +138,7 @@ class GpuRecovery:
         )
 
 
-def _settle() -> None:
+def _await_echoes() -> None:
     """Wait until the commands that depended on the failed command have failed, too. Each of these
     failures is raised by another wait.
     """

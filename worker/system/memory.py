@@ -1,4 +1,6 @@
-"""MLX's device, MLX's account of this process's memory, and functions that give memory back."""
+"""MLX's device, MLX's account of this process's memory, functions that give memory back, and the
+size that no array exceeds.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ import gc
 import logging
 import traceback
 from collections.abc import Iterator
+from typing import Final
 
 import mlx.core as mx
 
@@ -105,10 +108,20 @@ def _bytes(value: str | int | None) -> int | None:
     return None if value is None else int(value)
 
 
-def leave_imports_alone() -> None:
+def freeze_imports() -> None:
     """Exempt all present objects from Python's garbage collection, since they live as long as the
     process. Otherwise the collector searches them during some answer of each worker, for 30 ms,
     the time of several tokens.
     """
     gc.collect()
     gc.freeze()
+
+
+# Some of MLX's kernels count the elements of an array in 32 bits. On CUDA, mx.concatenate along any
+# axis but the first one gave wrong elements beyond this number, without an error (mlx 0.32.4).
+MOST_ELEMENTS: Final = (1 << 31) - 1
+
+
+def most_parts(part_elements: int) -> int:
+    """How many parts of `part_elements` elements one array can have, at least one."""
+    return max(1, MOST_ELEMENTS // max(1, part_elements))

@@ -16,8 +16,7 @@ from protocol.answers import RequestField
 from protocol.requests import CalledTool, ChatMessage, ChatPrompt, Tools
 from worker.mlx_lm.text import renderer_of
 from worker.system.errors import PromptError, one_sentence
-from worker.template.order import NO_MESSAGE
-from worker.template.writer import Message, MessageWriter
+from worker.template.writer import NO_MESSAGE, Message, MessageWriter
 from worker.text.families import find_format
 from worker.text.format import Tags
 from worker.transformers import template_parameters
@@ -76,7 +75,9 @@ class ChatTemplate:
         each message has this token; in the others only messages of users have it.
         """
         mark = self._message_mark
-        return [] if mark is None else [at for at, each in enumerate(token_ids) if each == mark]
+        return (
+            [] if mark is None else [place for place, each in enumerate(token_ids) if each == mark]
+        )
 
     @cached_property
     def _message_mark(self) -> int | None:
@@ -185,7 +186,7 @@ class ChatTemplate:
             return render(messages)
         except Exception as error:
             # A template is a program, which fails in any way that programs do.
-            raise _refused(one_sentence(error), blamed(messages, render)) from error
+            raise _refused(one_sentence(error), advice_about(messages, render)) from error
 
     def _text(self, definitions: list[Any] | None) -> str:
         if self._is_program or not self._tokenizer.chat_template:
@@ -201,9 +202,9 @@ class ChatTemplate:
 
             def render(conversation: list[Message]) -> str:
                 # A tokenizer may have several templates, of which this is one.
-                own = {"chat_template": template} if template else {}
+                template_option = {"chat_template": template} if template else {}
                 apply = self._renderer.apply_chat_template
-                return str(apply(conversation, tokenize=False, **own))
+                return str(apply(conversation, tokenize=False, **template_option))
 
             found = self._writers[template] = MessageWriter(template, render)
         return found
@@ -283,7 +284,9 @@ def _refused(why: str, advice: str = "") -> PromptError:
     return PromptError("invalid_request_error", message, "prompt")
 
 
-def blamed(messages: Sequence[ChatMessage], render: Callable[[list[ChatMessage]], Any]) -> str:
+def advice_about(
+    messages: Sequence[ChatMessage], render: Callable[[list[ChatMessage]], Any]
+) -> str:
     """Advice about the message that makes `render` fail: with another text it would be taken."""
     plain = [
         ChatMessage(

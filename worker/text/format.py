@@ -41,7 +41,7 @@ class CallBlock:
 
 
 @dataclass(frozen=True)
-class Bare:
+class BareCalls:
     """Tool calls without a tag. An answer whose beginning matches `begins` may be such calls;
     `make` makes their reader.
     """
@@ -60,7 +60,7 @@ class AnswerFormat:
     family: str = ""
     reasoning: Tags | None = None
     blocks: tuple[CallBlock, ...] = ()
-    bare: tuple[Bare, ...] = ()
+    bare: tuple[BareCalls, ...] = ()
     dropped: tuple[str, ...] = ()
     turns: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = ()
     first: str = "normal"
@@ -81,11 +81,11 @@ def opening_header(prompt_ids: list[int], tokenizer: Any) -> str | None:
     starts = tokenizer.encode(_START, add_special_tokens=False)
     size = len(starts)
     places = range(len(prompt_ids) - size, -1, -1)
-    at = next((each for each in places if prompt_ids[each : each + size] == starts), None)
-    if at is None:
+    place = next((each for each in places if prompt_ids[each : each + size] == starts), None)
+    if place is None:
         return None
     # An answer may go on in a message that the prompt has begun.
-    header, end, _ = str(tokenizer.decode(prompt_ids[at:])).partition(_MESSAGE)
+    header, end, _ = str(tokenizer.decode(prompt_ids[place:])).partition(_MESSAGE)
     return header + end
 
 

@@ -49,7 +49,7 @@ class Splitter:
         """Whether the next characters are reasoning."""
         return self._state == "reasoning"
 
-    def settle(self) -> None:
+    def expect_text(self) -> None:
         """If no tag is open, take everything from here on for text, even if it looks like a tag."""
 
     def expect_reasoning(self) -> None:
@@ -133,7 +133,7 @@ class TagSplitter(Splitter):
         if self._openers is not None:
             self._openers += 1
 
-    def settle(self) -> None:
+    def expect_text(self) -> None:
         if self._state == "normal" and self._reader is None and not self._assembly.calls:
             self._markers["normal"] = markers(())
             self._bare = ()
@@ -170,7 +170,7 @@ class TagSplitter(Splitter):
                 if match is not None and not match.partial:
                     self._give(self._pending[: -len(solid)])
                     self._pending = solid
-                    self._begin("", bare.make)
+                    self._start_block("", bare.make)
                     return True
             if any(match is not None for match in matches):
                 return False
@@ -196,16 +196,16 @@ class TagSplitter(Splitter):
         if self._long >= _MOST_LONG or (block.loose and (self._fence or self._line.strip())):
             self._give(tag)
         else:
-            self._begin(tag, block.make)
+            self._start_block(tag, block.make)
 
     def _opens_reasoning(self) -> bool:
         """Whether a tag that begins reasoning isn't quoted. Within a text only a token of its own
         at the beginning of a line begins reasoning, if the tag is a token.
         """
-        own = bool(self._openers)
+        is_token = bool(self._openers)
         if self._openers:
             self._openers -= 1
-        return self._fresh or (own and not self._fence and not self._line.strip())
+        return self._fresh or (is_token and not self._fence and not self._line.strip())
 
     @property
     def _drafts(self) -> bool:
@@ -231,7 +231,7 @@ class TagSplitter(Splitter):
             self._unclosed = True
             self._pending, self._draft = (self._draft or "") + text, None
 
-    def _begin(self, tag: str, make: MakeReader) -> None:
+    def _start_block(self, tag: str, make: MakeReader) -> None:
         self._fresh = False
         if self._state != "reasoning":
             # If the block is no call it is text, though it stands in a header.
@@ -241,23 +241,23 @@ class TagSplitter(Splitter):
 
     def _read(self, reader: Reader) -> bool:
         text, self._pending = self._pending, ""
-        for at, character in enumerate(text):
+        for index, character in enumerate(text):
             committed = self._assembly.committed
             self._raw.append(character)
             try:
-                rest = reader.take(character)
+                rest = reader.read(character)
             except BrokenCallError:
-                self._give_up(text[at + 1 :])
+                self._give_up(text[index + 1 :])
                 return True
             if rest is not None:
-                self._end_block(rest, text[at + 1 :])
+                self._end_block(rest, text[index + 1 :])
                 return True
             if self._assembly.committed != committed:
                 self._raw.clear()
             if self._assembly.over:
                 return False
             if len(self._raw) > _MOST_RAW_CHARACTERS:
-                self._give_up(text[at + 1 :])
+                self._give_up(text[index + 1 :])
                 return True
         return False
 
@@ -295,14 +295,14 @@ class TagSplitter(Splitter):
                 *lines, line = (self._line + text).split("\n")
                 self._line = line[:_MOST_LINE_CHARACTERS]
                 for each in lines:
-                    self._note_fence(each)
+                    self._record_fence(each)
                 self._assembly.text(text)
             case "reasoning" if self._draft is not None:
                 self._draft += text
             case "reasoning":
                 self._assembly.reasoning(text)
 
-    def _note_fence(self, line: str) -> None:
+    def _record_fence(self, line: str) -> None:
         fence = _FENCE.match(line)
         if fence is None:
             return
@@ -355,7 +355,7 @@ class HarmonySplitter(Splitter):
         if header is not None:
             self.feed(header)
 
-    def settle(self) -> None:
+    def expect_text(self) -> None:
         """If the final message has begun, take everything from here on for its text."""
         self._settled = self._final
 
@@ -371,23 +371,23 @@ class HarmonySplitter(Splitter):
             self._header += pending
             quoted = complete and self._final and self._header.startswith("<|channel|>")
             if quoted or not _HEADER.fullmatch(self._header, partial=True):
-                self._assembly.text(self._take_header())
+                self._assembly.text(self._pop_header())
         else:
             self._give(pending)
             self._end_message()
 
     def _read_header(self) -> bool:
         text, self._pending = self._pending, ""
-        for at, character in enumerate(text):
+        for index, character in enumerate(text):
             self._header += character
             match = _HEADER.fullmatch(self._header, partial=True)
             if match is None or len(self._header) > _MOST_HEADER_CHARACTERS:
                 self._to("text")
-                self._pending = self._take_header() + text[at + 1 :]
+                self._pending = self._pop_header() + text[index + 1 :]
                 return self._give_first()
             if not match.partial:
-                self._pending = text[at + 1 :]
-                self._begin_message(match)
+                self._pending = text[index + 1 :]
+                self._start_message(match)
                 return True
         return False
 
@@ -398,7 +398,7 @@ class HarmonySplitter(Splitter):
         self._pending = self._pending[1:]
         return True
 
-    def _begin_message(self, match: regex.Match[str]) -> None:
+    def _start_message(self, match: regex.Match[str]) -> None:
         recipient = match["early"] or match["late"]
         if recipient is not None and self._calls:
             self._name = recipient.removeprefix("functions.")
@@ -406,13 +406,13 @@ class HarmonySplitter(Splitter):
             return
         if recipient is not None:
             self._to("text")
-            self._assembly.text(self._take_header())
+            self._assembly.text(self._pop_header())
             return
-        self._take_header()
+        self._pop_header()
         self._final = match["channel"] == "final"
         self._to("reasoning" if match["channel"] == "analysis" else "text")
 
-    def _take_header(self) -> str:
+    def _pop_header(self) -> str:
         header = self._header[self._prompted :]
         self._header, self._prompted = "", 0
         return header
@@ -458,26 +458,26 @@ class HarmonySplitter(Splitter):
             if text[0] != "{":
                 self._give_up(text)
                 return
-            self._assembly.begin(self._name)
+            self._assembly.start_call(self._name)
             self._name = None
-            self._take_header()
+            self._pop_header()
             self._assembly.arguments("{")
             self._arguments = span("{", self._assembly.arguments, "")
             next(self._arguments)
             text = text[1:]
-        for at, character in enumerate(text):
+        for index, character in enumerate(text):
             try:
                 self._arguments.send(character)
             except StopIteration:
                 self._assembly.end()
                 self._state = "behind"
-                self._give(text[at + 1 :])
+                self._give(text[index + 1 :])
                 return
 
     def _give_up(self, text: str) -> None:
         self._name = None
         self._state = "text"
-        self._assembly.text(self._take_header() + text)
+        self._assembly.text(self._pop_header() + text)
 
     def _end_message(self) -> None:
         if self._assembly.in_call:

@@ -59,14 +59,14 @@ class AnswerStream:
     def add(self, token_id: int) -> list[AnswerPart]:
         """Take in a token. Return the parts that have become certain."""
         if self._bound is not None and self._bound(token_id, self._spoken):
-            self._splitter.settle()
+            self._splitter.expect_text()
         if token_id == self._opener:
             self._splitter.expect_reasoning()
         was_reasoning = self._splitter.reasoning
         self._detokenizer.add_token(token_id)
         self._feed(self._detokenizer.last_segment)
         self.reasoning_tokens += was_reasoning or self._splitter.reasoning
-        parts = self._assembly.take()
+        parts = self._assembly.collect()
         self._spoken = self._spoken or any(isinstance(each, Text) for each in parts)
         return parts
 
@@ -79,7 +79,7 @@ class AnswerStream:
             self._feed(self._detokenizer.last_segment)
             self._splitter.finish(complete=complete)
         self._assembly.finish()
-        return self._assembly.take()
+        return self._assembly.collect()
 
     def _feed(self, text: str) -> None:
         if text:

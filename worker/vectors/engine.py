@@ -17,11 +17,11 @@ import numpy as np
 from protocol.answers import Embedded
 from worker.engines.pace import PrefillPace
 from worker.engines.room import CacheRoom, compiles_kernels, largest_chunk
-from worker.engines.sequence import Broken, Engine, EngineNeed, Sequence, Token
+from worker.engines.sequence import BrokenSequence, Engine, EngineNeed, Sequence, Token
 from worker.engines.turns import SharerSeconds
 from worker.guesses.costs import StepCosts
 from worker.vectors.jobs import TextPlace, TokenizedText, VectorJob, VectorKind, WaitingTexts
-from worker.vectors.model import Backbone, Head, PaddedTexts, Pool
+from worker.vectors.model import Backbone, PaddedTexts, Pool, PoolHead
 
 # The vectors in one message, well within a worker's frame.
 _PART_BYTES: Final = 512 << 10
@@ -35,7 +35,7 @@ class VectorEngine:
     def __init__(
         self,
         backbone: Backbone,
-        heads: Mapping[VectorKind, Head],
+        heads: Mapping[VectorKind, PoolHead],
         room: CacheRoom,
         stall_s: float,
         pad_token_id: int,
@@ -102,7 +102,7 @@ class VectorEngine:
         if self._backbone.in_chunks:
             width = min(longest - batch.at, self._pace.chunk(rows, beside_decoding, batch.at))
         chunk = batch.texts.chunk(batch.at, batch.at + width)
-        batch.pool.take(self._backbone.states(chunk, batch.kept))
+        batch.pool.add(self._backbone.states(chunk, batch.caches))
         seconds = time.monotonic() - began_at
         self._pace.observe(rows * width, seconds, batch.at)
         self._costs.add(self._sharers(batch), seconds)
@@ -110,15 +110,15 @@ class VectorEngine:
         if batch.at >= longest:
             self._finish(batch)
 
-    def take_costs(self) -> dict[str, float]:
-        return self._costs.take()
+    def collect_costs(self) -> dict[str, float]:
+        return self._costs.collect()
 
     def _sharers(self, batch: _TextBatch) -> list[str]:
         """The sharer of each text whose job hasn't been removed."""
         runs = (self._runs.get(each.job) for each in batch.places)
         return [run.job.sharer for run in runs if run is not None]
 
-    def begin_anew(self) -> None:
+    def recompute_all(self) -> None:
         """Let the texts of the batch that has begun wait again, and make chunks shorter."""
         if self._batch is not None:
             places = [each for each in self._batch.places if each.job in self._runs]
@@ -142,7 +142,7 @@ class VectorEngine:
             return False
         return free_bytes is None or self._batch_bytes(rows, longest) <= free_bytes
 
-    def begin(self, free_bytes: int | None) -> bool:
+    def start_batch(self, free_bytes: int | None) -> bool:
         """Begin a batch, unless a batch has begun. Return False if no text waits, or if there is no
         room for a batch. `free_bytes` is the memory that running sequences leave; None: unlimited.
         """
@@ -160,7 +160,7 @@ class VectorEngine:
         most = self._largest if self._backbone.in_chunks else self._pace.chunk(1, decoding=False)
         while not self._fits(max(1, most // longest), longest, free_bytes):
             most //= 2
-        places = waiting.take(most, longest)
+        places = waiting.next_batch(most, longest)
         # The other kinds have their turns before this kind comes again.
         self._waiting[kind] = self._waiting.pop(kind)
         texts = [self._runs[each.job].job.texts[each.place] for each in places]
@@ -176,7 +176,7 @@ class VectorEngine:
                 lengths,
             ),
             Pool(head.poolings, lengths, [each.skipped for each in texts]),
-            self._backbone.begin(),
+            self._backbone.make_caches(),
         )
         return True
 
@@ -235,13 +235,13 @@ class _JobRun:
 
 @dataclass
 class _TextBatch:
-    """A batch of texts, of which the tokens before `at` are computed. `kept` are its caches."""
+    """A batch of texts, of which the tokens before `at` are computed. `caches` are its caches."""
 
     kind: VectorKind
     places: list[TextPlace]
     texts: PaddedTexts
     pool: Pool
-    kept: Any
+    caches: Any
     at: int = 0
 
 
@@ -276,10 +276,10 @@ class NoText:
 
     def make_room(self) -> None: ...
 
-    def take_hopeless(self) -> list[Sequence]:
+    def remove_hopeless(self) -> list[Sequence]:
         return []
 
-    def take_broken(self) -> list[Broken]:
+    def remove_broken(self) -> list[BrokenSequence]:
         return []
 
     def add(self, sequence: Sequence) -> None:
@@ -290,15 +290,15 @@ class NoText:
     def step(self) -> list[Token]:
         return []
 
-    def keep(self) -> None: ...
+    def store_blocks(self) -> None: ...
 
-    def take_costs(self) -> dict[str, float]:
+    def collect_costs(self) -> dict[str, float]:
         return {}
 
     def clear_prompts(self) -> int:
         return 0
 
-    def begin_anew(self) -> bool:
+    def recompute_all(self) -> bool:
         return True
 
     def close(self) -> None: ...
@@ -354,11 +354,11 @@ class WithVectors:
     def make_room(self) -> None:
         self._text.make_room()
 
-    def take_hopeless(self) -> list[Sequence]:
-        return self._text.take_hopeless()
+    def remove_hopeless(self) -> list[Sequence]:
+        return self._text.remove_hopeless()
 
-    def take_broken(self) -> list[Broken]:
-        return self._text.take_broken()
+    def remove_broken(self) -> list[BrokenSequence]:
+        return self._text.remove_broken()
 
     def add(self, sequence: Sequence) -> None:
         self._text.add(sequence)
@@ -374,7 +374,7 @@ class WithVectors:
 
     def step(self) -> list[Token]:
         if self._vectors.jobs:
-            self._held = not self._vectors.begin(self._free_bytes())
+            self._held = not self._vectors.start_batch(self._free_bytes())
             if not self._held:
                 # The batch may need the room of kept prompts.
                 self._text.make_room()
@@ -383,18 +383,18 @@ class WithVectors:
             return []
         return self._text.step()
 
-    def keep(self) -> None:
-        self._text.keep()
+    def store_blocks(self) -> None:
+        self._text.store_blocks()
 
-    def take_costs(self) -> dict[str, float]:
-        return dict(Counter(self._text.take_costs()) + Counter(self._vectors.take_costs()))
+    def collect_costs(self) -> dict[str, float]:
+        return dict(Counter(self._text.collect_costs()) + Counter(self._vectors.collect_costs()))
 
     def clear_prompts(self) -> int:
         return self._text.clear_prompts()
 
-    def begin_anew(self) -> bool:
-        self._vectors.begin_anew()
-        return self._text.begin_anew()
+    def recompute_all(self) -> bool:
+        self._vectors.recompute_all()
+        return self._text.recompute_all()
 
     def close(self) -> None:
         self._text.close()

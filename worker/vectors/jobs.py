@@ -25,7 +25,7 @@ class TextPlace(NamedTuple):
     place: int
 
 
-class _Order(NamedTuple):
+class _JobOrder(NamedTuple):
     """When a job has its next turn: by its priority, lower ones first, and by the number of its
     sharer's turn, which rises with each text that is computed.
     """
@@ -34,7 +34,7 @@ class _Order(NamedTuple):
     number: float
     share: int
 
-    def after(self, tokens: int) -> _Order:
+    def after(self, tokens: int) -> _JobOrder:
         return self._replace(number=self.number + tokens / self.share)
 
 
@@ -44,7 +44,7 @@ class WaitingTexts:
     def __init__(self) -> None:
         self._all: list[TextPlace] = []
         self._by_job: dict[int, list[TextPlace]] = {}
-        self._orders: dict[int, _Order] = {}
+        self._orders: dict[int, _JobOrder] = {}
         self._turns = Turns()
 
     def __len__(self) -> int:
@@ -60,8 +60,8 @@ class WaitingTexts:
             for each in places:
                 insort(self._all, each)
         self._by_job[job] = places
-        number = self._turns.take(sharer, share, sum(lengths))
-        self._orders[job] = _Order(-priority, number, share)
+        number = self._turns.reserve(sharer, share, sum(lengths))
+        self._orders[job] = _JobOrder(-priority, number, share)
 
     def remove(self, job: int) -> None:
         """Forget a job that has ended, and the texts of it that wait."""
@@ -85,7 +85,7 @@ class WaitingTexts:
         longest = self.longest()
         return max(longest, _SHORT_TOKENS, int(longest / _LEAST_SHARE))
 
-    def take(self, most_tokens: int, longest_tokens: int) -> list[TextPlace]:
+    def next_batch(self, most_tokens: int, longest_tokens: int) -> list[TextPlace]:
         """Take a batch: the longest text of the first job, by priority and then by turn, and other
         texts of like length. A batch of several texts has `most_tokens` at most, with padding, and
         no other text has more than `longest_tokens`. The first job's text may be of any length.
@@ -93,7 +93,7 @@ class WaitingTexts:
         first = self._first_job()
         if first is None:
             return []
-        self._turns.begin(self._orders[first].number)
+        self._turns.start(self._orders[first].number)
         longest = self._by_job[first][-1]
         begin = bisect_left(self._all, longest)
         end = begin + 1
@@ -115,9 +115,9 @@ class WaitingTexts:
         del self._all[begin:end]
         for each in taken:
             self._orders[each.job] = self._orders[each.job].after(each.tokens)
-            own = self._by_job[each.job]
-            del own[bisect_left(own, each)]
-            if not own:
+            job_texts = self._by_job[each.job]
+            del job_texts[bisect_left(job_texts, each)]
+            if not job_texts:
                 del self._by_job[each.job]
         return taken
 

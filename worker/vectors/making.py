@@ -11,8 +11,7 @@ from protocol.answers import Embedded, RequestFailed, RequestField
 from protocol.life import Ability
 from protocol.message import unpack
 from protocol.requests import Embed, TextPrompt
-from worker.engines.limits import Context
-from worker.engines.room import CacheRoom
+from worker.engines.room import CacheRoom, Context
 from worker.load.loading import LoadedModel
 from worker.mlx_embeddings import scores
 from worker.mlx_lm.text import tokenizer_inside
@@ -24,7 +23,7 @@ from worker.vectors.model import (
     ClassHead,
     Decoder,
     Encoder,
-    Head,
+    PoolHead,
     Recipe,
     RecipeError,
     VectorHead,
@@ -101,38 +100,38 @@ def make_vectors(
     )
 
 
-class _Parts(NamedTuple):
+class _VectorParts(NamedTuple):
     """The parts of a model that makes vectors. `score` is how the model compares texts. With
     `pairs` the model takes two texts at once.
     """
 
     recipe: Recipe
     backbone: Backbone
-    heads: dict[VectorKind, Head]
+    heads: dict[VectorKind, PoolHead]
     score: VectorKind
     pairs: bool = False
 
 
-def _of_encoder(loaded: LoadedModel) -> _Parts:
+def _of_encoder(loaded: LoadedModel) -> _VectorParts:
     recipe = read_recipe(loaded.folder, loaded.config, "mean")
     backbone = Encoder(loaded.model)
     if scores(loaded.config):
         head = ClassHead(loaded.model, loaded.config)
-        return _Parts(recipe, backbone, {"score": head}, "score", pairs=True)
+        return _VectorParts(recipe, backbone, {"score": head}, "score", pairs=True)
     vectors = VectorHead(recipe)
-    return _Parts(recipe, backbone, {"embedding": vectors, "cosine": vectors}, "cosine")
+    return _VectorParts(recipe, backbone, {"embedding": vectors, "cosine": vectors}, "cosine")
 
 
-def _of_decoder(loaded: LoadedModel, source: str) -> _Parts | None:
+def _of_decoder(loaded: LoadedModel, source: str) -> _VectorParts | None:
     backbone = Decoder.of(loaded.model)
     if backbone is None:
         return None
     recipe = read_recipe(loaded.folder, loaded.config, "lasttoken")
     vectors = VectorHead(recipe)
-    heads: dict[VectorKind, Head] = {"embedding": vectors, "cosine": vectors}
+    heads: dict[VectorKind, PoolHead] = {"embedding": vectors, "cosine": vectors}
     if (ids := recipe.yes_no or _yes_no(loaded, source)) is None:
-        return _Parts(recipe, backbone, heads, "cosine")
-    return _Parts(recipe, backbone, {**heads, "score": YesHead(loaded.model, *ids)}, "score")
+        return _VectorParts(recipe, backbone, heads, "cosine")
+    return _VectorParts(recipe, backbone, {**heads, "score": YesHead(loaded.model, *ids)}, "score")
 
 
 def _yes_no(loaded: LoadedModel, source: str) -> tuple[int, int] | None:

@@ -82,10 +82,10 @@ def read_recipe(folder: Path, config: Mapping[str, Any], default: Pooling) -> Re
 
 
 def _read(folder: Path, config: Mapping[str, Any], default: Pooling) -> Recipe:
-    own = _json(folder / "config_sentence_transformers.json")
+    top_settings = _json(folder / "config_sentence_transformers.json")
     shared: dict[str, Any] = {
-        "prompts": {k: str(v) for k, v in (own.get("prompts") or {}).items()},
-        "default_prompt": own.get("default_prompt_name"),
+        "prompts": {k: str(v) for k, v in (top_settings.get("prompts") or {}).items()},
+        "default_prompt": top_settings.get("default_prompt_name"),
         "most_tokens": _json(folder / "sentence_bert_config.json").get("max_seq_length"),
         "dimensions": _dimensions(config),
     }
@@ -140,7 +140,7 @@ def _json(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-class Head(Protocol):
+class PoolHead(Protocol):
     """Turns a text's hidden states, pooled by `poolings`, into a vector or a score. `normalized`:
     vectors are to be divided by their norm.
     """
@@ -179,8 +179,8 @@ class ClassHead:
     def __init__(self, model: Any, config: Mapping[str, Any]) -> None:
         self.poolings = (getattr(model, "scored_pooling", "cls"),)
         self._model = model
-        own = config.get("sentence_transformers") or {}
-        name = own.get("activation_fn") or config.get("sbert_ce_default_activation_function")
+        settings = config.get("sentence_transformers") or {}
+        name = settings.get("activation_fn") or config.get("sbert_ce_default_activation_function")
         # By default sentence-transformers and vLLM turn the logit of one label into a probability.
         self._activation = _activation(name or "Sigmoid")
 
@@ -238,7 +238,7 @@ class Pool:
         self._at = 0
         self._state: dict[Pooling, mx.array] = {}
 
-    def take(self, hidden: mx.array) -> None:
+    def add(self, hidden: mx.array) -> None:
         """Take in the states of the next tokens, (texts, tokens, width)."""
         places = mx.arange(self._at, self._at + hidden.shape[1])[None, :]
         hidden = hidden.astype(mx.float32)
@@ -309,11 +309,11 @@ class Backbone(Protocol):
 
     in_chunks: bool
 
-    def begin(self) -> Any:
+    def make_caches(self) -> Any:
         """New caches for a batch, which `states` gets with each chunk; None: the model has none."""
 
-    def states(self, texts: PaddedTexts, kept: Any) -> mx.array:
-        """The hidden states of texts, (texts, tokens, width). `kept` are the caches of `begin`."""
+    def states(self, texts: PaddedTexts, caches: Any) -> mx.array:
+        """The hidden states of texts, (texts, tokens, width). `make_caches` made the `caches`."""
 
 
 class Decoder:
@@ -331,12 +331,12 @@ class Decoder:
         backbone = trunk_of(model)
         return None if backbone is None else cls(model, backbone)
 
-    def begin(self) -> Any:
+    def make_caches(self) -> Any:
         return make_caches(self._model)
 
-    def states(self, texts: PaddedTexts, kept: Any) -> mx.array:
-        states: mx.array = self._backbone(texts.tokens, cache=kept)
-        mx.eval([each.state for each in kept])
+    def states(self, texts: PaddedTexts, caches: Any) -> mx.array:
+        states: mx.array = self._backbone(texts.tokens, cache=caches)
+        mx.eval([each.state for each in caches])
         return states
 
 
@@ -349,10 +349,10 @@ class Encoder:
         """`model` is one of `worker.mlx_embeddings`."""
         self._model = model
 
-    def begin(self) -> Any:
+    def make_caches(self) -> Any:
         return None
 
-    def states(self, texts: PaddedTexts, kept: Any) -> mx.array:
+    def states(self, texts: PaddedTexts, caches: Any) -> mx.array:
         mask = mx.arange(texts.tokens.shape[1])[None, :] < mx.array(list(texts.lengths))[:, None]
         mask = mask.astype(self._model.dtype)
         states: mx.array = self._model.states(texts.tokens, texts.types, mask)

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 _GRIDS: Final = "image_grid_thw"
 
 
-class Seen(NamedTuple):
+class PictureSpan(NamedTuple):
     """A picture in a prompt, from its first token to its last, number `end` - 1. `digest` is a hash
     of its file. It stands for several pictures if their tokens can't be told apart.
     """
@@ -34,7 +34,7 @@ class PictureInputs:
 
     arrays: Mapping[str, Any]
     prompt_tokens: int
-    seen: tuple[Seen, ...]
+    seen: tuple[PictureSpan, ...]
 
     @property
     def end(self) -> int:
@@ -75,7 +75,7 @@ class PictureInputs:
 Remember: TypeAlias = Callable[[tuple[bytes, ...], Callable[[], Any]], Any]
 
 
-class Prompt(Protocol):
+class PicturePrompt(Protocol):
     """The model for one sequence with pictures, called with its tokens in order.
 
     `whole`: the tokens of the pictures must come in one call, since they see each other.
@@ -89,13 +89,13 @@ class Prompt(Protocol):
 class Vision(Protocol):
     """A model that looks at pictures."""
 
-    def begin(
+    def start_prompt(
         self,
         token_ids: list[int],
         pictures: PictureInputs | None,
         seen_tokens: int,
         remember: Remember | None = None,
-    ) -> Prompt:
+    ) -> PicturePrompt:
         """The model for a sequence that begins with these tokens. Its caches have `seen_tokens` of
         them. What is computed of pictures alone is kept by `remember`.
         """

@@ -1,21 +1,25 @@
-"""Loads a model that looks at pictures by mlx-vlm, and makes it callable as mlx-lm's models are."""
+"""Loads a model that looks at pictures by mlx-vlm, makes it callable as mlx-lm's models are, and
+remembers the results of its vision part.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import mlx.core as mx
+from mlx import nn
 
 from worker import mlx_vlm
-from worker.mlx_lm.row_shifts import RowShifts
+from worker.mlx_lm.added_caches import RowShifts
 from worker.vision import PictureInputs, Remember
 from worker.vision.pictures import PictureProcessor
-from worker.vision.prompt import SHIFT, Prompted
-from worker.vision.tower import Tower
+from worker.vision.prompt import SHIFT, EmbeddedPrompt
 
 _PARTS: Final = ("vision_config", "vision_tower", "mm_vision_tower")
 # The names that models give to the part that looks at pictures.
@@ -62,7 +66,7 @@ def load_vision(folder: Path) -> tuple[VisionModel, dict[str, Any], PictureProce
 
 class VisionModel:
     """A model that looks at pictures. As mlx-lm's models do, it computes rows of texts together.
-    Prompts with pictures are computed one by one, by what `begin` gives.
+    Prompts with pictures are computed one by one, by what `start_prompt` gives.
 
     The language model may keep the positions of one sequence in itself, from call to call. Here it
     gets the shift of each row's positions with every call.
@@ -109,13 +113,13 @@ class VisionModel:
         logits: mx.array = self._language(tokens, cache=cache, **beside).logits
         return logits
 
-    def begin(
+    def start_prompt(
         self,
         token_ids: list[int],
         pictures: PictureInputs | None,
         seen_tokens: int,
         remember: Remember | None = None,
-    ) -> Prompted:
+    ) -> EmbeddedPrompt:
         """The model for a sequence that begins with these tokens. Its caches have `seen_tokens` of
         them. What is computed of pictures alone is kept by `remember`.
 
@@ -125,22 +129,22 @@ class VisionModel:
         mlx_vlm.forget_positions(self._language)
         prompted = None
         if pictures is not None:
-            prompted = self._begin_behind(token_ids, pictures, seen_tokens, remember)
+            prompted = self._start_behind(token_ids, pictures, seen_tokens, remember)
         if prompted is None:
             digests = () if pictures is None else pictures.digests()
             with self._tower.showing(digests, remember):
-                prompted = Prompted.of(self._model, token_ids, pictures, seen_tokens)
+                prompted = EmbeddedPrompt.of(self._model, token_ids, pictures, seen_tokens)
         if pictures is not None and prompted.shift is not None:
             self._know(pictures.digests(), prompted.shift)
         return prompted
 
-    def _begin_behind(
+    def _start_behind(
         self,
         token_ids: list[int],
         pictures: PictureInputs,
         seen_tokens: int,
         remember: Remember | None,
-    ) -> Prompted | None:
+    ) -> EmbeddedPrompt | None:
         """The same without a look at the pictures that the caches have seen; None: there are no
         such pictures, or this can't be done.
         """
@@ -149,7 +153,9 @@ class VisionModel:
         if not 0 < first < len(pictures.seen) or shift is None:
             return None
         with self._tower.showing(pictures.digests(first), remember):
-            return Prompted.behind(self._model, token_ids, pictures, seen_tokens, first, shift)
+            return EmbeddedPrompt.behind(
+                self._model, token_ids, pictures, seen_tokens, first, shift
+            )
 
     def shift_behind(self, pictures: PictureInputs, tokens: int) -> int | None:
         """By how much positions behind the pictures are shifted, if these are among the first
@@ -164,3 +170,55 @@ class VisionModel:
         self._known.move_to_end(digests)
         if len(self._known) > _MOST_KNOWN:
             self._known.popitem(last=False)
+
+
+_NAMES: Final = ("vision_tower", "vision_model", "visual", "mm_vision_tower")
+
+
+class Tower:
+    """Has a model ask for the results of its vision part before these are computed again."""
+
+    def __init__(self, model: Any) -> None:
+        self._digests: tuple[bytes, ...] = ()
+        self._remember: Remember | None = None
+        self._calls = 0
+        for name in _NAMES:
+            part = getattr(model, name, None)
+            if isinstance(part, nn.Module):
+                setattr(model, name, _RememberingPart(part, self))
+
+    @contextmanager
+    def showing(self, digests: tuple[bytes, ...], remember: Remember | None) -> Iterator[None]:
+        """In the `with` block the model looks at the pictures with these digests."""
+        self._digests, self._remember, self._calls = digests, remember, 0
+        try:
+            yield
+        finally:
+            self._remember = None
+
+    def see(self, part: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """The result of the part for the pictures that are being shown."""
+        if self._remember is None or not self._digests:
+            return part(*arguments, **options)
+        # Some models show their pictures one by one.
+        self._calls += 1
+        digests = (*self._digests, self._calls.to_bytes(4, "little"))
+        return self._remember(digests, lambda: part(*arguments, **options))
+
+
+class _RememberingPart(nn.Module):  # type: ignore[misc]  # MLX leaves its types out
+    """A part of a model in the place of the part itself."""
+
+    def __init__(self, part: nn.Module, tower: Tower) -> None:
+        super().__init__()
+        self.part = part
+        self._tower = tower
+
+    def __getattr__(self, name: str) -> Any:
+        # Models read attributes of their vision part, such as its number type.
+        if name in self or "part" not in self:
+            return super().__getattr__(name)
+        return getattr(self["part"], name)
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return self._tower.see(self["part"], arguments, options)

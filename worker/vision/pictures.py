@@ -14,7 +14,7 @@ from PIL import Image, ImageOps
 
 from protocol.requests import MOST_PIXELS, MOST_SEEN_PIXELS, ChatMessage, Picture
 from worker import mlx_vlm
-from worker.vision import PictureInputs, Seen, UndecodablePictureError, UnusablePicturesError
+from worker.vision import PictureInputs, PictureSpan, UndecodablePictureError, UnusablePicturesError
 
 # Pillow knows many more formats. For some it starts other programs, such as Ghostscript.
 _FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")
@@ -128,24 +128,24 @@ def _opaque(image: Image.Image) -> Image.Image:
 
 def find_pictures(
     token_ids: Sequence[int], picture_token: int | None, pictures: Sequence[Picture]
-) -> tuple[Seen, ...]:
+) -> tuple[PictureSpan, ...]:
     """The places of the pictures in a prompt. A picture's tokens are `picture_token`; None: this
     isn't known.
     """
     runs: list[list[int]] = []
-    for at, token_id in enumerate(token_ids):
+    for place, token_id in enumerate(token_ids):
         if token_id != picture_token:
             continue
-        if runs and runs[-1][1] == at:
-            runs[-1][1] = at + 1
+        if runs and runs[-1][1] == place:
+            runs[-1][1] = place + 1
         else:
-            runs.append([at, at + 1])
+            runs.append([place, place + 1])
     if len(runs) != len(pictures):
         # Models that cut a picture into tiles or rows have other tokens between these.
         begin, end = (runs[0][0], runs[-1][1]) if runs else (0, len(token_ids))
-        return (Seen(begin, end, _digest(pictures, end - begin)),)
+        return (PictureSpan(begin, end, _digest(pictures, end - begin)),)
     return tuple(
-        Seen(begin, end, _digest([each], end - begin))
+        PictureSpan(begin, end, _digest([each], end - begin))
         for (begin, end), each in zip(runs, pictures, strict=True)
     )
 

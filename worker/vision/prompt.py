@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 
 from worker import mlx_vlm
-from worker.mlx_lm.row_shifts import RowShifts, shift_row
+from worker.mlx_lm.added_caches import RowShifts, shift_row
 from worker.vision import PictureInputs
 
 _PIXELS: Final = "pixel_values"
@@ -28,7 +28,7 @@ _ALIGNED: Final = {_POSITIONS: -1, "visual_pos_masks": 1, "per_layer_inputs": 1,
 _OF_PICTURES: Final = "deepstack_visual_embeds"
 
 
-class Prompted:
+class EmbeddedPrompt:
     """The model for one sequence, called with its tokens in order.
 
     `whole`: the tokens of the pictures must come in one call, since they see each other. `shift`:
@@ -63,7 +63,7 @@ class Prompted:
     @classmethod
     def of(
         cls, model: Any, token_ids: list[int], pictures: PictureInputs | None, seen_tokens: int
-    ) -> Prompted:
+    ) -> EmbeddedPrompt:
         # Only the prompt: an answer may have the token of a picture, too, but no picture.
         length = len(token_ids) if pictures is None else pictures.prompt_tokens
         tokens = mx.array([token_ids[:length]])
@@ -81,7 +81,7 @@ class Prompted:
         seen_tokens: int,
         first: int,
         shift: int,
-    ) -> Prompted | None:
+    ) -> EmbeddedPrompt | None:
         """The same, but without a look at the pictures before the first one that the caches haven't
         seen, which is number `first`. Positions before are shifted by `shift`. None: the arrays of
         this model can't be divided.

@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import mlx.core as mx
 
+from worker.mlx_lm.added_caches import RowShifts, shift_row
 from worker.mlx_lm.caches import can_be_merged, make_caches
 from worker.mlx_lm.decoding_row import DecodingRow
 from worker.mlx_lm.generator import Tap
 from worker.mlx_lm.guessing import RowGuesses
-from worker.mlx_lm.row_shifts import RowShifts, shift_row
 from worker.mlx_lm.rows import DecodingRows
 from worker.system.errors import one_sentence, passing_kind
 
@@ -53,25 +53,25 @@ def _agrees(model: Any) -> bool:
     recorder = _Recorder()
     rows = DecodingRows(Tap(model), recorder, recorder, lends=False)
     begun = [
-        DecodingRow(at, list(prompt), len(_GUESSES) + 2, frozenset())
-        for at, prompt in enumerate(_PROMPTS)
+        DecodingRow(row, list(prompt), len(_GUESSES) + 2, frozenset())
+        for row, prompt in enumerate(_PROMPTS)
     ]
     for each in batch:
         if isinstance(each, RowShifts):
             each.set(_SHIFTS)
-    rows.begin(begun, batch)
+    rows.start(begun, batch)
     rows.next()
     narrow, wide = recorder.seen
     # One token a row, if the caches can't forget wrong guesses.
     steps = len(wide) // len(_PROMPTS)
-    for at, (prompt, shift) in enumerate(zip(_PROMPTS, _SHIFTS, strict=True)):
-        following = [recorder.first[at], *_GUESSES][:steps]
+    for row, (prompt, shift) in enumerate(zip(_PROMPTS, _SHIFTS, strict=True)):
+        following = [recorder.first[row], *_GUESSES][:steps]
         logits = _compute_alone(model, prompt, following, shift)
         size = len(prompt)
         pairs = [
-            (prompts[at, : size - 1], logits[: size - 1]),
-            (narrow[at : at + 1], logits[size - 1 : size]),
-            (wide[at * steps : (at + 1) * steps], logits[size:]),
+            (prompts[row, : size - 1], logits[: size - 1]),
+            (narrow[row : row + 1], logits[size - 1 : size]),
+            (wide[row * steps : (row + 1) * steps], logits[size:]),
         ]
         if not all(_alike(*pair) for pair in pairs):
             return False
@@ -107,10 +107,12 @@ def _compute_alone(
     caches = make_caches(model)
     token_ids = [*prompt, *following]
     if not shift or not any(isinstance(each, RowShifts) for each in caches):
-        logits: mx.array = model.begin(token_ids, None, 0)(mx.array([token_ids]), cache=caches)
+        logits: mx.array = model.start_prompt(token_ids, None, 0)(
+            mx.array([token_ids]), cache=caches
+        )
         return logits[0]
     before = len(prompt) - 1
-    logits = model.begin(token_ids, None, 0)(mx.array([token_ids[:before]]), cache=caches)
+    logits = model.start_prompt(token_ids, None, 0)(mx.array([token_ids[:before]]), cache=caches)
     shift_row(caches, shift)
     rest = model(mx.array([token_ids[before:]]), cache=caches)[0]
     return mx.concatenate([logits[0], rest])
@@ -173,8 +175,8 @@ class _Recorder:
         self.seen.append(logprobs)
         return mx.argmax(logprobs, axis=-1)
 
-    def settle(self, drawn: list[int]) -> list[int]:
+    def accept(self, drawn: list[int]) -> list[int]:
         return [0] * len(_PROMPTS)
 
-    def take(self, row: int, token: int) -> None:
+    def record(self, row: int, token: int) -> None:
         """The guesses are the same whatever comes."""

@@ -24,7 +24,7 @@ from protocol.requests import MOST_PIXELS, MOST_SEEN_PIXELS
 from tests.support import shapes
 from tests.support.own_heads import OwnHead, write
 from tests.support.shapes import DEMO
-from worker.engines.drafts import own_draft
+from worker.engines.drawing import make_head_draft
 from worker.engines.room import NO_CACHES
 from worker.load.loading import load_weights
 
@@ -125,7 +125,7 @@ def test_an_own_head_counts_with_weights_and_caches(kind: str, tmp_path: Path) -
     headed = estimate(write(tmp_path / "headed", own.config, weights), terms)
     assert headed.weight_bytes - plain.weight_bytes == sum(weights[each].nbytes for each in heads)
     model, _ = load_weights(tmp_path / "headed", own_head=True)
-    draft, sizes = own_draft(model, 3, NO_CACHES)
+    draft, sizes = make_head_draft(model, 3, NO_CACHES)
     assert draft is not None
     for tokens, known in ((512, 512), (8192, DRAFT_TOKENS)):
         more = headed.limit_bytes(2, tokens) - plain.limit_bytes(2, tokens)

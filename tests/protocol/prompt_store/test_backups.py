@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from protocol.prompt_store import home
-from protocol.prompt_store.backups import keep_out_of_backups
+from protocol.prompt_store.home import exclude_from_backups
 from protocol.prompt_store.store import PromptStore
 from tests.support.stub import compile_stub
 
@@ -56,20 +56,22 @@ def stub(tmp_path: Path) -> Stub:
 
 
 def test_the_attribute_is_that_of_tmutil(stub: Stub) -> None:
-    keep_out_of_backups(Path("/prompts/ü"), stub.path)
+    exclude_from_backups(Path("/prompts/ü"), stub.path)
     assert stub.text("path_") == "/prompts/ü"
     assert stub.text("name_") == "com.apple.metadata:com_apple_backup_excludeItem"
     assert stub.value.startswith(b"bplist00")
     assert plistlib.loads(stub.value) == "com.apple.backupd"
     with pytest.raises(OSError, match="refused"):
-        keep_out_of_backups(Path("/refused"), stub.path)
+        exclude_from_backups(Path("/refused"), stub.path)
 
 
 @pytest.mark.parametrize("folder", ["prompts", "refused"])
 def test_a_store_leaves_itself_out_and_works_where_that_fails(
     stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
 ) -> None:
-    monkeypatch.setattr(home, "keep_out_of_backups", lambda at: keep_out_of_backups(at, stub.path))
+    monkeypatch.setattr(
+        home, "exclude_from_backups", lambda at: exclude_from_backups(at, stub.path)
+    )
     monkeypatch.setattr(sys, "platform", "darwin")
     store = PromptStore(tmp_path / folder, 1 << 20, 1 << 20)
     assert store.obstacle() is None

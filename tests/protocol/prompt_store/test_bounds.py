@@ -83,7 +83,7 @@ def test_more_than_one_write_evicts_at_once(opened: Open) -> None:
     assert opened(PLENTY, most_files=3).used_bytes() == 3 * FILE
 
 
-def test_what_never_fits(opened: Open, folder: Path) -> None:
+def test_blocks_that_never_fit_are_not_written(opened: Open, folder: Path) -> None:
     store = opened(2 * FILE)
     kept = written(store, ROOT, 1)
     assert write(store, ROOT, 2, size=2 * FILE) is None
@@ -152,7 +152,7 @@ def test_payloads_of_any_length(opened: Open, folder: Path, size: int) -> None:
     assert store.used_bytes() == bytes_on_disk(folder)
 
 
-def test_what_is_no_bytes_is_written_as_bytes(opened: Open) -> None:
+def test_parts_of_other_types_are_written_as_bytes(opened: Open) -> None:
     words = memoryview(bytes(range(64))).cast("d", (2, 4))
     entry, payload = block(ROOT, 1, bytes(range(64)))
     store = opened()

@@ -149,6 +149,14 @@ def _without_a_table(path: Path) -> None:
         other.execute("DROP TABLE block")
 
 
+def _schema_not_utf8(path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as other:
+        other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    content = path.read_bytes()
+    assert content.count(b"UPDATE owner SET") == 1
+    path.write_bytes(content.replace(b"UPDATE owner SET", b"\xffPDATE owner SET"))
+
+
 def _folder_instead(path: Path) -> None:
     path.unlink()
     path.mkdir()
@@ -171,6 +179,7 @@ _DAMAGES: dict[str, Callable[[Path], object]] = {
     "foreign": _index(_foreign),
     "another version's": _index(_of_another_version),
     "without a table": _index(_without_a_table),
+    "a schema that isn't UTF-8": _index(_schema_not_utf8),
     "a folder": _index(_folder_instead),
     "a link": _index(_link_instead),
     "all is gone": shutil.rmtree,

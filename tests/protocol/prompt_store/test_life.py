@@ -273,8 +273,8 @@ def test_whatever_is_done_to_the_files() -> None:
 def test_speeds_are_known_to_those_who_come_later(tmp_path: Path) -> None:
     store = PromptStore(tmp_path, MOST_BYTES, 1 << 40)
     assert store.speeds(ROOT) == Speeds()
-    store.note_speeds(ROOT, Speeds(None, 1000.0))
-    store.note_speeds(ROOT, Speeds(2e9, 900.0, {"4x16": 0.02}))
+    store.record_speeds(ROOT, Speeds(None, 1000.0))
+    store.record_speeds(ROOT, Speeds(2e9, 900.0, {"4x16": 0.02}))
     store.close()
     later = PromptStore(tmp_path, MOST_BYTES, 1 << 40)
     assert later.speeds(ROOT) == Speeds(2e9, 900.0, {"4x16": 0.02})

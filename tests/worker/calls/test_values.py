@@ -87,7 +87,7 @@ def test_the_schema_says_what_a_text_is(schema: Any, text: str, value: Any) -> N
         ("null", "None"),
     ],
 )
-def test_what_is_of_another_type_stays_a_text(type_: str, text: str) -> None:
+def test_values_of_another_type_stay_text(type_: str, text: str) -> None:
     assert _value({"type": type_}, text) == text
 
 

@@ -13,14 +13,13 @@ from protocol.requests import Generate, Sampling, TokenPrompt
 from tests.support import shapes
 from worker.engines.batched import BatchedEngine
 from worker.engines.decoding import Caches
-from worker.engines.drafts import make_draft
-from worker.engines.limits import Context
-from worker.engines.room import CacheRoom, CacheSizes
+from worker.engines.drawing import make_draft
+from worker.engines.room import CacheRoom, CacheSizes, Context
 from worker.engines.sequence import Engine, Sequence
 from worker.engines.sequential import SequentialEngine
 from worker.load.loading import LoadedModel, load
 from worker.prompt_cache.path import Paths
-from worker.runtime.prompts import Prepared, prepare
+from worker.runtime.prompts import PreparedRequest, prepare
 from worker.sampling.adjustments import banned_sequences
 
 UNBOUNDED = CacheRoom(CacheSizes(0, 0, 1.0))
@@ -87,7 +86,7 @@ def _prepare(
     delivered: list[int] | None = None,
     max_tokens: int = 20,
     ignore_eos: bool = True,
-) -> Prepared | RequestFailed:
+) -> PreparedRequest | RequestFailed:
     generate = Generate(
         request_id=name,
         prompt=TokenPrompt(pack(PROMPT)),
@@ -116,7 +115,7 @@ def _sequence(
         max_tokens=max_tokens,
         ignore_eos=ignore_eos,
     )
-    assert isinstance(prepared, Prepared), prepared
+    assert isinstance(prepared, PreparedRequest), prepared
     return prepared.sequence
 
 
@@ -238,7 +237,7 @@ def test_an_answer_that_would_end_at_once(demo: LoadedModel) -> None:
         ("bad_words", Sampling(seed=1, bad_words=("abcdefgh" * 1000,))),
     ],
 )
-def test_what_is_refused(demo: LoadedModel, field: str, sampling: Sampling) -> None:
+def test_impossible_settings_are_refused(demo: LoadedModel, field: str, sampling: Sampling) -> None:
     refused = _prepare(demo, "r", sampling)
     assert isinstance(refused, RequestFailed)
     assert (refused.code, refused.field) == ("invalid_request_error", field)

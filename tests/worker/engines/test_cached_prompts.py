@@ -222,7 +222,7 @@ def test_rows_are_cut_together_as_alone(
 
 
 @pytest.mark.slow
-def test_what_branches(bench: Bench) -> None:
+def test_branches_do_not_change_each_other(bench: Bench) -> None:
     """Conversations that share beginnings, at once and one after the other: none of them changes
     what another one left.
     """
@@ -306,7 +306,7 @@ def test_a_prompt_that_is_cancelled_again_and_again(
     assert _ids(tokens) == expected
 
 
-def test_what_a_killed_worker_had_of_a_long_message(
+def test_snapshots_of_a_long_message_survive_a_killed_worker(
     folder: Folder, tmp_path: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A state in its middle is on disk, however far its end was."""
@@ -356,7 +356,7 @@ def test_the_snapshots_that_are_missed_least_go_first(bench: Bench) -> None:
     assert cached_tokens() == [448] * 4
 
 
-def test_what_was_stored(bench: Bench, tmp_path: Folder) -> None:
+def test_another_worker_reads_stored_blocks(bench: Bench, tmp_path: Folder) -> None:
     """Another worker reads it from disk, and waits for that."""
     store = PromptStore(tmp_path, 1 << 30, 1 << 30)
     bench.paths = Paths(b"", store, needs_snapshots=bench.cutter.needs_snapshots)
@@ -411,7 +411,7 @@ def test_a_prompt_that_is_computed_faster_than_the_disk_writes(
     assert expected["r"][0].cached_tokens == 0
 
 
-def test_what_is_read_at_once_is_taken_over_bit_by_bit(
+def test_blocks_read_together_are_collected_in_small_parts(
     bench: Bench, tmp_path: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of it, though the reading has long ended."""
@@ -506,7 +506,7 @@ def test_a_disk_that_hangs(bench: Bench, tmp_path: Folder, monkeypatch: pytest.M
     cache.close(at_most_s=20)
 
 
-def test_caches_of_an_unknown_kind_are_not_kept() -> None:
+def test_caches_of_an_unknown_kind_are_not_cached() -> None:
     """As an architecture's own, whose state can be read but not set."""
 
     class Own:
@@ -538,9 +538,7 @@ def test_a_snapshot_stays_what_it_was(folder: Folder) -> None:
     assert next_logits() == next_logits()
 
 
-def test_what_is_known_stays_where_memory_is_lent(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cached_blocks_stay_with_a_loan(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker is lent just what it says that it wants, a step later; prompts are large beside
     what it asks for in advance.
     """
@@ -565,9 +563,7 @@ def test_what_is_known_stays_where_memory_is_lent(
     assert {each.cached_tokens for each in tokens} == {640}
 
 
-def test_nobody_waits_for_long_where_nothing_is_lent(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waits_are_short_without_a_loan(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("worker.engines.keeper._LOAN_S", 0.05)
     cache = PromptCache(bench.cutter, None)
     room = CacheRoom(measure(bench.caches.run, bench.caches.make))

@@ -18,8 +18,8 @@ from worker.engines.room import Batch, CacheRoom, CacheSizes, measure
 from worker.engines.sequence import Engine, Sequence
 from worker.engines.sequential import SequentialEngine
 from worker.load.loading import LoadedModel, load
-from worker.mlx_lm import array_size
 from worker.sampling.settings import RowSampling
+from worker.system import memory
 
 UNBOUNDED = CacheRoom(CacheSizes(0, 0, 1.0))
 SHAPES: dict[str, Callable[[Path], Path]] = {
@@ -216,7 +216,7 @@ def test_batches_with_arrays_within_the_bound_give_the_same(
     expected = _run(free)
     room = CacheRoom(measure(model.model))
     # Two rows, which need a second step of tokens on their way.
-    monkeypatch.setattr(array_size, "MOST_ELEMENTS", 3 * 256 * room.shape.token_elements)
+    monkeypatch.setattr(memory, "MOST_ELEMENTS", 3 * 256 * room.shape.token_elements)
     bounded = BatchedEngine(model.model, model.eos_token_ids, 8, room)
     for sequence in _asked(model, 3):
         bounded.add(sequence)
@@ -226,7 +226,7 @@ def test_batches_with_arrays_within_the_bound_give_the_same(
         for token in bounded.step():
             tokens.setdefault(token.request_id, []).append(token.token_id)
         caches = [leaf for each in bounded._batches for leaf in each._generator.answer_caches]
-        assert all(leaf.keys.size <= array_size.MOST_ELEMENTS for leaf in caches)
+        assert all(leaf.keys.size <= memory.MOST_ELEMENTS for leaf in caches)
         batches = max(batches, len(bounded._batches))
     assert tokens == expected
     assert batches > 1
@@ -234,7 +234,7 @@ def test_batches_with_arrays_within_the_bound_give_the_same(
 
 @pytest.mark.usefixtures("steady_pace")
 @pytest.mark.parametrize(("name", "seed"), SEEDED)
-def test_what_is_called_back_and_lent_again_gives_the_same(
+def test_texts_are_the_same_after_a_recall_and_another_loan(
     name: str, seed: int | None, models: Callable[[str], LoadedModel]
 ) -> None:
     model = models(name)
@@ -260,7 +260,7 @@ def test_what_is_called_back_and_lent_again_gives_the_same(
     assert {0, 1, 2} <= seen
 
 
-def test_who_leaves_a_batch_and_who_comes_back_first(
+def test_the_last_of_the_lowest_priority_is_put_aside_first(
     models: Callable[[str], LoadedModel],
 ) -> None:
     """The last to come of the lowest priority leaves; what has run goes before what hasn't."""
@@ -289,7 +289,7 @@ def test_who_leaves_a_batch_and_who_comes_back_first(
 
 
 @pytest.mark.parametrize("name", ["full attention", "chunked attention"])
-def test_what_has_just_come_is_short_of_nothing_that_is_there(
+def test_a_new_sequence_lacks_no_free_memory(
     name: str, models: Callable[[str], LoadedModel]
 ) -> None:
     """The engine thread lets those that are short wait, and for nobody else comes an answer."""
@@ -310,7 +310,9 @@ def test_what_has_just_come_is_short_of_nothing_that_is_there(
     assert engine.active
 
 
-def test_who_waits_for_memory_holds_nobody_up(models: Callable[[str], LoadedModel]) -> None:
+def test_a_sequence_that_waits_for_memory_holds_up_no_other(
+    models: Callable[[str], LoadedModel],
+) -> None:
     model = models("full attention")
     room = _room(model, 1, 256)
     engine = BatchedEngine(model.model, model.eos_token_ids, 4, room)
@@ -328,7 +330,7 @@ def test_who_waits_for_memory_holds_nobody_up(models: Callable[[str], LoadedMode
     assert set(_run(engine)) == {large.request_id}
 
 
-def test_who_waits_for_what_cannot_be_had_is_taken_out(
+def test_hopeless_sequences_are_removed(
     models: Callable[[str], LoadedModel],
 ) -> None:
     model = models("full attention")
@@ -343,12 +345,12 @@ def test_who_waits_for_what_cannot_be_had_is_taken_out(
         for each in (long, maybe):
             engine.add(each)
         room.most_bytes = None
-        assert engine.take_hopeless() == [], "nobody knows"
+        assert engine.remove_hopeless() == [], "nobody knows"
         room.most_bytes = room.needed_bytes([Batch(1, 1024)])
-        assert engine.take_hopeless() == []
+        assert engine.remove_hopeless() == []
         room.most_bytes = room.needed_bytes([Batch(1, 512)])
         assert room.longest_tokens(4000) == 512
-        assert engine.take_hopeless() == [long]
+        assert engine.remove_hopeless() == [long]
         assert engine.waiting == 1
     assert room.longest_tokens(100) == 100
     room.most_bytes = 0
@@ -440,7 +442,7 @@ def test_batches_share_what_a_stream_may_wait(
     assert all(abs(share_s - whole_s / batches) < 1e3 for batches, share_s in shares)
 
 
-def test_who_comes_while_prompts_end_joins_after_them(
+def test_a_sequence_that_comes_while_prompts_end_joins_after_them(
     models: Callable[[str], LoadedModel],
 ) -> None:
     """Each group that joins costs a copy of the batch; a long prompt keeps nobody out."""
@@ -469,7 +471,7 @@ def test_who_comes_while_prompts_end_joins_after_them(
     assert len(_run(engine)) == 8
 
 
-def test_who_waits_for_a_place_among_long_prompts_is_overtaken_and_loses_nothing(
+def test_a_sequence_that_long_prompts_hold_up_is_overtaken_without_loss(
     models: Callable[[str], LoadedModel],
 ) -> None:
     model = models("full attention")

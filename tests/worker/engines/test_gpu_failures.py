@@ -99,7 +99,7 @@ def _sequences(cache: PromptCache, store: PromptStore) -> list[Sequence]:
 
 def _run(engine: Engine, sequences: list[Sequence]) -> dict[str, list[int]]:
     """As turns of a worker do."""
-    recovery = GpuRecovery(engine.begin_anew)
+    recovery = GpuRecovery(engine.recompute_all)
     made: dict[str, list[int]] = {each.request_id: [] for each in sequences}
     for each in sequences:
         engine.add(each)
@@ -108,7 +108,7 @@ def _run(engine: Engine, sequences: list[Sequence]) -> dict[str, list[int]]:
             for token in engine.step():
                 assert token.score is not None
                 made[token.request_id].append(token.token_id)
-            engine.keep()
+            engine.store_blocks()
         except RuntimeError as error:
             recovery.recover(error)
     return made
@@ -136,7 +136,7 @@ def test_no_token_is_lost_or_doubled_wherever_the_gpu_gives_up(
 
 
 @pytest.mark.parametrize("kind", ["batched", "sequential"])
-def test_chunks_are_a_quarter_and_nothing_kept_is_used(kind: str, model: LoadedModel) -> None:
+def test_chunks_are_a_quarter_and_no_cached_block_is_used(kind: str, model: LoadedModel) -> None:
     engine, cache = _engine(kind, model)
     engine.add(Sequence("r", PROMPT, 4, None, ignore_eos=True))
     engine.step()
@@ -144,7 +144,7 @@ def test_chunks_are_a_quarter_and_nothing_kept_is_used(kind: str, model: LoadedM
     pace.observe(4096, 0.01)
     before = pace.chunk(1, decoding=False)
     assert before >= 256
-    GpuRecovery(engine.begin_anew).recover(failure(TIMEOUT))
+    GpuRecovery(engine.recompute_all).recover(failure(TIMEOUT))
     assert (engine.active, engine.waiting, cache.bytes_) == (0, 1, 0)
     pace.observe(4096, 0.01)
     assert pace.chunk(1, decoding=False) == before // 4
@@ -171,14 +171,14 @@ def test_a_shortened_chunk_grows_slowly_again() -> None:
     "error",
     [failure(IGNORED), failure(FAULT), RuntimeError("[metal::malloc] Unable to allocate 9 bytes.")],
 )
-def test_what_does_not_pass_ends_the_process(error: RuntimeError, model: LoadedModel) -> None:
+def test_lasting_gpu_errors_end_the_process(error: RuntimeError, model: LoadedModel) -> None:
     engine, _ = _engine("batched", model)
     with pytest.raises(RuntimeError) as caught:
-        GpuRecovery(engine.begin_anew).recover(error)
+        GpuRecovery(engine.recompute_all).recover(error)
     assert caught.value is error
 
 
-def test_what_is_ignored_while_the_rest_is_waited_for_ends_it_too(
+def test_lasting_echoes_of_a_gpu_error_end_the_process(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, _ = _engine("batched", model)
@@ -189,13 +189,13 @@ def test_what_is_ignored_while_the_rest_is_waited_for_ends_it_too(
 
     monkeypatch.setattr(mx, "synchronize", synchronize)
     with pytest.raises(RuntimeError, match="SubmissionsIgnored"):
-        GpuRecovery(engine.begin_anew).recover(failure(TIMEOUT))
+        GpuRecovery(engine.recompute_all).recover(failure(TIMEOUT))
 
 
 def test_many_failures_do_not_pass(model: LoadedModel) -> None:
     engine, _ = _engine("batched", model)
     now = 0.0
-    recovery = GpuRecovery(engine.begin_anew, lambda: now)
+    recovery = GpuRecovery(engine.recompute_all, lambda: now)
     for _ in range(8):
         recovery.recover(failure(TIMEOUT))
     with pytest.raises(RuntimeError, match="Timeout"):
@@ -209,13 +209,13 @@ def test_ranks_end_together(model: LoadedModel) -> None:
     engine, _ = _engine("batched", model)
     engine._make_generator = lambda *of: Generator(*of)  # type: ignore[attr-defined]
     with pytest.raises(RuntimeError, match="Timeout"):
-        GpuRecovery(engine.begin_anew).recover(failure(TIMEOUT))
+        GpuRecovery(engine.recompute_all).recover(failure(TIMEOUT))
 
 
 def test_vectors_are_computed_anew() -> None:
     expected = Bench("bert").run()
     bench = Bench("bert")
-    recovery = GpuRecovery(bench.engine.begin_anew)
+    recovery = GpuRecovery(bench.engine.recompute_all)
     states, failures = bench.vectors._backbone.states, [failure(TIMEOUT), failure(VICTIM)]
 
     def fails_twice(*arguments: Any) -> Any:
@@ -265,5 +265,5 @@ def test_a_load_that_fails_by_the_gpu_may_succeed_later(what: str) -> None:
         (AssertionError(), False),
     ],
 )
-def test_what_a_load_may_get_over(error: Exception, passes: bool) -> None:
+def test_errors_of_a_load_that_may_pass(error: Exception, passes: bool) -> None:
     assert may_pass(error) is passes

@@ -20,15 +20,14 @@ from protocol.requests import Constraint, Generate, Sampling, TokenPrompt
 from tests.support import shapes
 from worker.engines.batched import BatchedEngine
 from worker.engines.decoding import Caches
-from worker.engines.drafts import make_draft
-from worker.engines.limits import Context
-from worker.engines.room import CacheRoom, CacheSizes
+from worker.engines.drawing import make_draft
+from worker.engines.room import CacheRoom, CacheSizes, Context
 from worker.engines.sequence import Sequence, Token
 from worker.load.loading import LoadedModel, load
 from worker.mlx_lm.drafting import DraftModel
 from worker.mlx_lm.guessing import Draft
 from worker.prompt_cache.path import Paths
-from worker.runtime.prompts import Prepared, prepare
+from worker.runtime.prompts import PreparedRequest, prepare
 from worker.sampling.settings import RowSampling
 
 UNBOUNDED = CacheRoom(CacheSizes(0, 0, 1.0))
@@ -133,7 +132,7 @@ def _sequence(model: LoadedModel, generate: Generate, delivered: list[int]) -> S
         delivered=pack(delivered),
     )
     prepared = prepare(resumed, model, Context(4096), Paths(b"", None, needs_snapshots=False))
-    assert isinstance(prepared, Prepared), prepared
+    assert isinstance(prepared, PreparedRequest), prepared
     return prepared.sequence
 
 
@@ -197,7 +196,7 @@ def _anew(
         if chance.random() < 0.03 and engine._rows:
             batch = engine._batches[0]
             if len(batch):
-                engine._add_first(batch.put_aside(batch.least_missed()[0]))
+                engine._add_first(batch.put_aside(batch.next_to_put_aside()[0]))
         if chance.random() < 0.02:
             # As when the worker dies: another one goes on behind what was delivered.
             going = {row.sequence.request_id for batch in engine._batches for row in batch.rows}

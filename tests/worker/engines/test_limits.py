@@ -11,8 +11,7 @@ import pytest
 from mlx_lm.generate import generation_stream
 
 from protocol.life import Need
-from worker.engines.limits import ContextInForce, MemoryLimits
-from worker.engines.room import CacheRoom, CacheSizes
+from worker.engines.room import CacheRoom, CacheSizes, ContextInForce, WorkerLimits
 from worker.engines.sequence import EngineNeed
 from worker.runtime.engine_loop import EngineLoop
 from worker.runtime.engine_thread import EngineFigures, Limit
@@ -58,7 +57,7 @@ class _Engine:
     def make_room(self) -> None:
         self.made_room += 1
 
-    def begin_anew(self) -> bool:
+    def recompute_all(self) -> bool:
         return False
 
 
@@ -70,8 +69,8 @@ def test_buffers_go_back_when_less_is_left_to_mlx(
     limit_mb: int, beside_mb: int, *, trimmed: bool
 ) -> None:
     """Whether the limit fell, or what drivers hold beside MLX's account grew."""
-    limits = MemoryLimits(CacheRoom(CacheSizes(1, 0, 1.5), working_bytes=64 * MB))
-    limits.take(1000 * MB, 100 * MB)
+    limits = WorkerLimits(CacheRoom(CacheSizes(1, 0, 1.5), working_bytes=64 * MB))
+    limits.set_limit(1000 * MB, 100 * MB)
     assert limits.mlx_bytes == 900 * MB
     thread = _Thread(Limit(limit_bytes=limit_mb * MB, beside_bytes=beside_mb * MB))
     engine = _Engine()
@@ -116,7 +115,7 @@ def test_other_threads_run_while_limits_wait_for_what_is_computed() -> None:
     assert after - before > 10
 
 
-def test_what_failed_holds_nothing_any_more() -> None:
+def test_a_failure_holds_no_memory() -> None:
     """Whoever prints the failure still has it, and with it the frames of its functions."""
 
     def fail() -> None:

@@ -27,14 +27,13 @@ from protocol.requests import Generate, Sampling, TokenPrompt
 from tests.support import shapes
 from worker.engines.batched import BatchedEngine
 from worker.engines.decoding import Caches
-from worker.engines.drafts import make_draft
-from worker.engines.limits import Context
-from worker.engines.room import CacheRoom, CacheSizes
+from worker.engines.drawing import make_draft
+from worker.engines.room import CacheRoom, CacheSizes, Context
 from worker.engines.sequence import Engine, Sequence, Token
 from worker.engines.sequential import SequentialEngine
 from worker.load.loading import LoadedModel, load
 from worker.prompt_cache.path import Paths
-from worker.runtime.prompts import Prepared, prepare
+from worker.runtime.prompts import PreparedRequest, prepare
 from worker.sampling import scores as prompt_scores
 from worker.sampling.scores import LogprobWriter, Score, Scores, scored_chunk
 from worker.sampling.settings import RowSampling
@@ -205,7 +204,7 @@ def _writer(model: LoadedModel, prompt_ids: list[int]) -> LogprobWriter:
     return LogprobWriter(model.token_bytes, prompt_ids)
 
 
-def test_what_is_written_down(demo: LoadedModel) -> None:
+def test_scores_are_written_with_the_bytes_of_tokens(demo: LoadedModel) -> None:
     ids = demo.tokenizer.encode("船 a", add_special_tokens=False)
     writer = _writer(demo, ids)
     written = b""
@@ -250,7 +249,7 @@ def test_those_of_a_long_prompt_come_in_several_parts(demo: LoadedModel) -> None
 
 def _prepare(
     model: LoadedModel, tokens: int, alternatives: int, delivered: tuple[int, ...] = ()
-) -> Prepared | RequestFailed:
+) -> PreparedRequest | RequestFailed:
     generate = Generate(
         request_id="r",
         prompt=TokenPrompt(pack([5] * tokens)),
@@ -265,10 +264,10 @@ def _prepare(
 
 def test_prompts_whose_tokens_are_scored(demo: LoadedModel) -> None:
     prepared = _prepare(demo, 200, 5)
-    assert isinstance(prepared, Prepared)
+    assert isinstance(prepared, PreparedRequest)
     assert (prepared.sequence.path, prepared.sequence.prompt_logprobs) == (None, 5)
     resumed = _prepare(demo, 200, 5, delivered=(7,))
-    assert isinstance(resumed, Prepared)
+    assert isinstance(resumed, PreparedRequest)
     assert resumed.sequence.path is not None
     assert resumed.sequence.prompt_logprobs is None
     refused = _prepare(demo, 20_000, 20)

@@ -12,7 +12,7 @@ import pytest
 from tests.support.own_heads import CONFIGS, VOCABULARY, OwnHead, write
 from worker.engines.batched import BatchedEngine
 from worker.engines.decoding import Caches
-from worker.engines.drafts import own_draft
+from worker.engines.drawing import make_head_draft
 from worker.engines.room import NO_CACHES, CacheRoom
 from worker.engines.sequence import Sequence, Token
 from worker.load.loading import load_weights
@@ -22,7 +22,7 @@ TOKENS = 30
 
 def made_by(model: Any, prompts: list[list[int]], *, guesses: bool) -> list[list[Token]]:
     """The answers to prompts that come one after another, from a batch of three rows."""
-    draft, sizes = own_draft(model, 3, NO_CACHES)
+    draft, sizes = make_head_draft(model, 3, NO_CACHES)
     assert draft is not None
     engine = BatchedEngine(model, (), 3, CacheRoom(sizes), guesses=guesses, draft=draft)
     # As on a machine where a wide step costs hardly more, and the head nothing.

@@ -53,7 +53,7 @@ def test_a_machine_too_slow_for_its_chunk_is_believed_however_small_the_chunk() 
     assert pace.chunk(1, decoding=True) == 16
 
 
-def test_where_kernels_are_compiled_the_first_chunk_of_a_length_shows_no_speed() -> None:
+def test_the_first_chunk_of_a_length_shows_no_speed_if_kernels_are_compiled() -> None:
     pace = PrefillPace(alone_s=1.0, compiles=True)
     assert not pace.observe(64, 45.0)
     assert pace.chunk(1, decoding=False) == 64
@@ -89,7 +89,7 @@ def test_by_itself_it_keeps_the_loop_for_a_second_and_beside_decoding_for_a_fift
     assert _speed(pace, decoding=True) == 256
 
 
-def test_what_took_no_time_or_had_no_tokens_is_no_speed() -> None:
+def test_chunks_without_time_or_tokens_show_no_speed() -> None:
     for tokens, seconds in ((0, 5.0), (100, 0.0), (0, 0.0), (-1, 5.0), (100, -1.0)):
         pace = PrefillPace()
         pace.observe(tokens, seconds)
@@ -137,7 +137,7 @@ def test_further_on_a_token_may_take_longer_by_all_that_it_looks_at() -> None:
     assert found[-1] == 128, "what was found further on is no reason to go slower"
 
 
-def test_what_another_prompt_found_long_ago_is_not_believed() -> None:
+def test_old_speeds_of_another_prompt_do_not_count() -> None:
     pace = PrefillPace(beside_decoding_s=0.1)
     pace.observe(2048, 0.1, context=10_000)
     for _ in range(8):

@@ -80,7 +80,7 @@ def test_rows_of_unlike_length_join_leave_and_are_put_aside(
         most_groups = max(most_groups, *(len(each.sizes()) for each in engine._batches))
         if steps == 20:
             batch = next(each for each in engine._batches if len(each))
-            engine._add_first(batch.put_aside(batch.least_missed()[0]))
+            engine._add_first(batch.put_aside(batch.next_to_put_aside()[0]))
     engine.close()
     assert made == expected
     assert most_groups > 1

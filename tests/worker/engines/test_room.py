@@ -14,7 +14,7 @@ from mlx_lm.models.cache import (
 from protocol.life import DRAFT_TOKENS, LARGEST_CHUNK_TOKENS, LARGEST_CHUNK_TOKENS_ON_CPU
 from worker.engines import room as rooms
 from worker.engines.room import Batch, CacheRoom, CacheSizes
-from worker.mlx_lm.quantized_cache import QuantizedCache
+from worker.mlx_lm.added_caches import QuantizedCache
 
 # 10 bytes a token in steps of 256, 7 a row, and at most three times that while it changes.
 SHAPE = CacheSizes(10, 7, 3.0)
@@ -36,7 +36,7 @@ def test_a_draft_model_keeps_few_tokens() -> None:
         assert drafted.batch_bytes(rows, tokens) == own_bytes + rows * known * 100
 
 
-def test_what_batches_need_together() -> None:
+def test_the_need_of_several_batches() -> None:
     room = CacheRoom(SHAPE, fixed_bytes=1_000_000, working_bytes=100_000, working_token_bytes=100)
     assert room.needed_bytes([]) == room.needed_bytes([Batch(0, 5000)]) == 1_100_000
     assert room.needed_bytes([Batch(1, 1)]) == 1_125_600 + 3 * ONE
@@ -56,7 +56,7 @@ def test_the_limit_itself_is_enough_and_none_is_no_bound() -> None:
     assert room.holds([Batch(1000, 1_000_000)])
 
 
-def test_what_is_left_for_caches() -> None:
+def test_free_bytes_for_caches() -> None:
     room = CacheRoom(SHAPE, limit_bytes=1_000, fixed_bytes=300, working_bytes=50)
     assert room.free_bytes == 650
     room.limit_bytes = 350
@@ -68,7 +68,7 @@ def test_what_is_left_for_caches() -> None:
     assert CacheRoom(SHAPE).free_bytes == 0
 
 
-def test_what_leaked_makes_nothing_impossible() -> None:
+def test_leaks_make_no_request_impossible() -> None:
     room = CacheRoom(SHAPE, limit_bytes=1, most_bytes=3 * ONE + 50, fixed_bytes=50)
     assert room.could_hold(256)
     assert not room.could_hold(257)
@@ -102,7 +102,7 @@ def test_the_longest_that_can_run(limit_tokens: int, tokens: int, longest_tokens
     assert room.longest_tokens(tokens) == longest_tokens
 
 
-def test_where_not_even_one_step_fits_nothing_can_run() -> None:
+def test_no_sequence_runs_without_room_for_one_step() -> None:
     assert CacheRoom(SHAPE, limit_bytes=3 * ONE - 1, most_bytes=0).longest_tokens(9000) == 0
 
 

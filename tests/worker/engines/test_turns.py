@@ -18,16 +18,16 @@ from worker.load.loading import load
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 500)), min_size=300, max_size=400))
-def test_who_always_waits_gets_work_by_its_share(pieces: list[tuple[str, int]]) -> None:
+def test_waiting_sharers_get_work_by_their_shares(pieces: list[tuple[str, int]]) -> None:
     turns, shares = Turns(), {"a": 1, "b": 2, "c": 5}
     waiting = sorted(
-        (turns.take(sharer, shares[sharer], cost), place, sharer, cost)
+        (turns.reserve(sharer, shares[sharer], cost), place, sharer, cost)
         for place, (sharer, cost) in enumerate(pieces)
     )
     done = dict.fromkeys(shares, 0.0)
     left = {each: sum(s == each for s, _ in pieces) for each in shares}
     for number, _, sharer, cost in waiting:
-        turns.begin(number)
+        turns.start(number)
         done[sharer] += cost / shares[sharer]
         left[sharer] -= 1
         if not all(left.values()):
@@ -37,17 +37,17 @@ def test_who_always_waits_gets_work_by_its_share(pieces: list[tuple[str, int]]) 
 
 def test_a_newcomer_is_next_and_what_comes_back_is_not_ahead_of_others() -> None:
     turns = Turns()
-    flood = [turns.take("a", 1, 6000) for _ in range(30)]
-    turns.begin(flood[3])
-    assert flood[3] <= turns.take("b", 1, 20) < flood[4]
-    turns.begin(flood[20])
-    assert turns.take("b", 1, 20) >= flood[20]
+    flood = [turns.reserve("a", 1, 6000) for _ in range(30)]
+    turns.start(flood[3])
+    assert flood[3] <= turns.reserve("b", 1, 20) < flood[4]
+    turns.start(flood[20])
+    assert turns.reserve("b", 1, 20) >= flood[20]
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_the_number_of_remembered_sharers_is_bounded() -> None:
     turns = Turns()
     for each in range(1000):
-        turns.take(str(each), 1, each)
+        turns.reserve(str(each), 1, each)
     assert len(turns._ends) <= 256
 
 
@@ -55,8 +55,8 @@ def test_a_step_costs_each_request_the_same() -> None:
     seconds = SharerSeconds()
     seconds.add(["a", "b", "a", "a"], 4.0)
     seconds.add([], 1.0)
-    assert seconds.take() == {"a": 3.0, "b": 1.0}
-    assert seconds.take() == {}
+    assert seconds.collect() == {"a": 3.0, "b": 1.0}
+    assert seconds.collect() == {}
 
 
 def _sequence(name: str, sharer: str, tokens: int, answer: int = 2) -> Sequence:
@@ -81,6 +81,6 @@ def test_a_short_prompt_of_another_begins_before_those_that_wait(kind: Any, mode
     while engine.active + engine.waiting:
         ended += [each.request_id for each in engine.step() if each.finish_reason]
     assert ended == ["flood 0", "short", "flood 1", "flood 2", "flood 3"]
-    costs = engine.take_costs()
+    costs = engine.collect_costs()
     assert costs["a"] > costs["b"] > 0.0
     engine.close()

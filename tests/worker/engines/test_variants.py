@@ -24,7 +24,7 @@ from tests.support import shapes
 from tests.support.stepping import step
 from worker.engines.batched import BatchedEngine
 from worker.engines.decoding import Caches
-from worker.engines.drafts import make_draft
+from worker.engines.drawing import make_draft
 from worker.engines.room import CacheRoom, CacheSizes, measure
 from worker.engines.sequence import Engine, Sequence, Token
 from worker.load.files import fingerprint
@@ -32,10 +32,10 @@ from worker.load.loading import LoadedModel, load
 from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.path import Paths
-from worker.runtime.engine_thread import EngineEnded, EngineStep, EngineThread, ModelReady
-from worker.runtime.prompts import Prepared
+from worker.runtime.engine_thread import EngineEnd, EngineStep, EngineThread, ModelReady
+from worker.runtime.prompts import PreparedRequest
 from worker.runtime.serve import prompt_root, serve
-from worker.runtime.warm import Warming
+from worker.runtime.warm import WarmUp
 from worker.sampling.adjustments import make_adjustments
 from worker.sampling.settings import make_row_sampling
 from worker.system.errors import ModelError
@@ -127,7 +127,7 @@ class TestQuantized:
             ("narrow", "quantize"),
         ],
     )
-    def test_who_cannot(self, shape: str, reason: str, folders: Callable[[str], Folder]) -> None:
+    def test_unfit_models(self, shape: str, reason: str, folders: Callable[[str], Folder]) -> None:
         model = _load(shapes.DEMO if shape == "narrow" else folders(shape))
         with pytest.raises(ModelError) as caught:
             Caches(model.model, kv_bits=8)
@@ -315,7 +315,7 @@ class TestDraft:
         assert drafted.weight_bytes == 2 * alone.weight_bytes
         assert drafted.fingerprint == alone.fingerprint
 
-    def test_who_cannot(self, folders: Callable[[str], Folder], tmp_path: Folder) -> None:
+    def test_unfit_models(self, folders: Callable[[str], Folder], tmp_path: Folder) -> None:
         full, states, chunked = (
             _load(folders(each)) for each in ("full_attention", "state_space", "chunked_attention")
         )
@@ -349,14 +349,14 @@ class TestLoaded:
         thread.start()
         thread.post(load)
         seen: list[object] = []
-        while not any(isinstance(each, LoadFailed | EngineEnded) for each in seen):
+        while not any(isinstance(each, LoadFailed | EngineEnd) for each in seen):
             events.get(timeout=60)
             event = thread.next_event()
             seen.append(event)
             if isinstance(event, ModelReady):
                 generate = Generate("r", TokenPrompt(pack(PROMPT)), GREEDY, 4, ignore_eos=True)
                 prepared = event.prepare(generate)
-                assert isinstance(prepared, Prepared)
+                assert isinstance(prepared, PreparedRequest)
                 thread.post(prepared.sequence)
             if isinstance(event, EngineStep) and event.tokens[-1].finish_reason:
                 thread.finish()
@@ -381,7 +381,7 @@ class TestLoaded:
         assert progress[-1].loaded_bytes == progress[-1].total_bytes == ready.weight_bytes
         tokens = [each for step in events if isinstance(step, EngineStep) for each in step.tokens]
         assert len(tokens) == 4
-        assert events[-1] == EngineEnded(failed=False)
+        assert events[-1] == EngineEnd(failed=False)
 
     def test_quantized_caches_are_batched(self, folders: Callable[[str], Folder]) -> None:
         events = self.events(Load(str(folders("full_attention")), 4, 4096, kv_bits=4))
@@ -390,7 +390,7 @@ class TestLoaded:
         tokens = [each for step in events if isinstance(step, EngineStep) for each in step.tokens]
         assert len(tokens) == 4
 
-    def test_what_cannot_be_is_said(self, folders: Callable[[str], Folder]) -> None:
+    def test_impossible_options_are_explained(self, folders: Callable[[str], Folder]) -> None:
         events = self.events(Load(str(folders("sliding_window")), 4, 4096, kv_bits=4))
         (failed,) = [each for each in events if isinstance(each, LoadFailed)]
         assert failed.permanent
@@ -418,7 +418,7 @@ class TestLoaded:
             (RuntimeError("[METAL] Command buffer execution failed: Insufficient Memory"), False),
         ],
     )
-    def test_errors_behind_the_weights_are_told(
+    def test_errors_after_the_weights_are_reported(
         self,
         part: str,
         error: Exception,
@@ -432,13 +432,13 @@ class TestLoaded:
         if part == "measure":
             monkeypatch.setattr(Model, "__call__", fail)
         else:
-            monkeypatch.setattr(Warming, "begin", fail)
+            monkeypatch.setattr(WarmUp, "start", fail)
         events = self.events(Load(str(folders("full_attention")), 4, 4096))
         assert isinstance(events[-1], LoadFailed)
         assert events[-1].permanent is lasts
         assert str(error).rstrip(".") in events[-1].reason
 
-    def test_prompts_are_kept_apart(self, drafted: LoadedModel) -> None:
+    def test_prompts_of_different_models_share_no_blocks(self, drafted: LoadedModel) -> None:
         """What caches hold depends on how they are kept, and on whose they are: never on a draft
         model.
         """

@@ -17,8 +17,8 @@ from worker.guesses.guesser import (
     RowShares,
     Shares,
     _Chance,
+    _GuessedRow,
     _Plan,
-    _Row,
 )
 from worker.guesses.lookup import Lookup
 from worker.mlx_lm.guessing import DRAFTED
@@ -63,7 +63,7 @@ def _widths(guesser: BatchGuesser, row: int, text: list[int], most: int = 100) -
     for token_id in text:
         guesser.is_likely([row])
         found.append(1 + len(guesser.guess([row], [token_id], [most], _nothing)[0]))
-        guesser.take(row, token_id)
+        guesser.record(row, token_id)
     return found
 
 
@@ -129,10 +129,10 @@ def test_a_row_with_good_guesses_beside_many_without_any() -> None:
     for token_id in REPEATED:
         first = [token_id, *(1000 + token_id for _ in rows[1:])]
         assert not any(guesser.guess(rows, first, [100] * 16, _nothing))
-        guesser.take(0, token_id)
+        guesser.record(0, token_id)
 
 
-def test_what_a_constraint_forces_is_guessed() -> None:
+def test_forced_tokens_are_guessed() -> None:
     forced = [5, 6, 7, 8, 9, 10]
     guesser = _guesser(_all_cost(1, 0.1), lambda _: forced)
     guesser.add(1, [1, 2, 3])
@@ -171,7 +171,7 @@ def test_a_drafter_of_unknown_cost_is_tried_once_in_eight_steps() -> None:
         if guesser.is_likely([1]):
             guesser.guess([1], [step], [100], lambda counts: [[0] * count for count in counts])
             tries.append(step)
-        guesser.take(1, step)
+        guesser.record(1, step)
     assert tries == [8, 16, 24, 32, 40]
 
 
@@ -214,16 +214,16 @@ def test_a_row_takes_the_guesses_that_promise_more() -> None:
 
 def test_guesses_of_a_drafter_after_a_wrong_one_say_nothing() -> None:
     drafted, expected = Shares(), Shares()
-    row = _Row(Lookup([]), RowShares(Shares()), RowShares(drafted))
+    row = _GuessedRow(Lookup([]), RowShares(Shares()), RowShares(drafted))
     row.expect(1, [2, 3, 4])
     for token in (1, 2, 9, 4):
-        row.take(token, rehearsed=False)
+        row.record(token, rehearsed=False)
     for right in (True, False):
         expected.count(16, right=right)
     assert drafted.share(16) == expected.share(16)
     row.expect(5, [6])
-    row.take(5, rehearsed=False)
-    row.take(6, rehearsed=False)
+    row.record(5, rehearsed=False)
+    row.record(6, rehearsed=False)
     expected.count(16, right=True)
     assert drafted.share(16) == expected.share(16)
 
@@ -252,7 +252,7 @@ def test_a_rehearsal_says_nothing_of_guesses() -> None:
     before = shares.share(32)
     costs.rehearsed = 1
     for _ in range(20):
-        guesser.take(1, 0)
+        guesser.record(1, 0)
     assert shares.share(32) == before
 
 
@@ -287,7 +287,7 @@ def _drafted(guesser: BatchGuesser, drafter: Drafter) -> int:
                 break
             made.append(guess)
         for each in made:
-            guesser.take(1, each)
+            guesser.record(1, each)
         drafter.place += len(made)
         steps += 1
     return steps
@@ -374,7 +374,7 @@ def test_fewer_guesses_pay_where_a_wrong_one_costs_a_step() -> None:
     assert passes[1] < passes[0] / 5
 
 
-def test_what_repeats_is_not_left_to_a_drafter() -> None:
+def test_repetitions_are_not_left_to_a_drafter() -> None:
     guesser, _ = _drafting(0.01, 0.3)
     drafter = Drafter(REPEATED * 20, right=True)
     _drafted(guesser, drafter)
@@ -422,7 +422,7 @@ def test_there_are_never_more_guesses_than_may_be(
         assert widest <= (most_width if rehearsed is None else rehearsed)
         assert all(len(each) <= count for each, count in zip(guesses, most, strict=True))
         for row, token_id in zip(rows, first, strict=True):
-            guesser.take(row, token_id)
+            guesser.record(row, token_id)
 
 
 @given(st.lists(st.tuples(st.integers(0, 64), st.booleans()), max_size=200), st.integers(0, 64))

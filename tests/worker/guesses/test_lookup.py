@@ -24,7 +24,7 @@ class Searched:
     def next(self) -> int | None:
         return None if self.at is None else self.text[self.at]
 
-    def take(self, token_id: int) -> None:
+    def add(self, token_id: int) -> None:
         follows = self.next == token_id
         self.text.append(token_id)
         if follows and self.at is not None:
@@ -69,8 +69,8 @@ def test_guesses_are_those_of_a_search(
         assert (lookup.next, lookup.matched) == (searched.next, searched.matched)
         assert lookup.after(following, most)[0] == searched.after(following, most)
         if token_id is not None:
-            lookup.take(token_id)
-            searched.take(token_id)
+            lookup.add(token_id)
+            searched.add(token_id)
 
 
 @given(TEXTS, TEXTS, st.integers(0, 3), st.integers(0, 20))
@@ -89,14 +89,14 @@ def test_an_answer_that_is_expected_is_guessed_from_its_first_token_on() -> None
     for at, token_id in enumerate(expected[:-1]):
         assert lookup.next == token_id
         assert lookup.after(token_id, 5)[0][: 19 - at] == expected[at + 1 : at + 6]
-        lookup.take(token_id)
+        lookup.add(token_id)
 
 
 def test_after_a_changed_line_the_expected_answer_goes_on() -> None:
     expected = list(range(100, 120))
     lookup = Lookup([1, 2, 3], expected)
     for token_id in [*expected[:5], 7, 8, *expected[7:10]]:
-        lookup.take(token_id)
+        lookup.add(token_id)
     assert lookup.after(expected[10], 4)[0] == expected[11:15]
 
 
@@ -110,7 +110,7 @@ def test_a_long_match_counts_as_64() -> None:
     text = list(range(200))
     lookup = Lookup(text)
     for token_id in text[:100]:
-        lookup.take(token_id)
+        lookup.add(token_id)
     assert lookup.matched == MOST
     assert lookup.after(text[100], 3) == (text[101:104], MOST)
 
@@ -126,7 +126,7 @@ def test_a_long_text_is_looked_through_with_the_tokens_that_follow() -> None:
     beginning = [1, 2, 3, 4, 5]
     lookup = Lookup([*beginning, *([9, 8] * 10_000)])
     for _ in range(12):
-        lookup.take(7)
+        lookup.add(7)
     for token_id in beginning[:3]:
-        lookup.take(token_id)
+        lookup.add(token_id)
     assert lookup.next == 4

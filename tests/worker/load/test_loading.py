@@ -201,7 +201,7 @@ def test_folders_as_disks_have_them(name: str, tmp_path: Path) -> None:
     assert caught.value.permanent
 
 
-def test_no_advice_to_run_code_of_a_model_is_passed_on() -> None:
+def test_advice_to_run_code_of_a_model_is_replaced() -> None:
     error = ValueError("Set the option `trust_remote_code=True` to remove this error.")
     fault = fault_of(error, shapes.DEMO)
     assert fault is not None

@@ -13,8 +13,8 @@ from mlx_lm.utils import load_model
 
 from protocol.life import DRAFT_TOKENS
 from tests.support import shapes
+from worker.mlx_lm.decoding_row import RowStates
 from worker.mlx_lm.drafting import DraftedRow, Drafting, DraftModel
-from worker.mlx_lm.states import RowStates
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_rows_come_and_go_and_go_on_by_right_and_wrong_guesses(model: Any) -> No
         for each in list(texts):
             if chance.random() < 0.15 or len(texts[each]) > 400:
                 del texts[each]
-        drafting.keep(texts)
+        drafting.retain(texts)
 
 
 def test_a_row_goes_on_by_one_token_that_was_guessed(model: Any) -> None:
@@ -106,7 +106,7 @@ def test_many_long_rows_begin_step_by_step(model: Any) -> None:
     assert having == [2, 4, 5]
 
 
-def test_windows_are_kept_by_the_masks(tmp_path: Any) -> None:
+def test_masks_apply_the_windows(tmp_path: Any) -> None:
     """A row that is longer than the window."""
     windowed, _ = load_model(shapes.sliding_window(tmp_path / "model"))
     chance = random.Random(6)

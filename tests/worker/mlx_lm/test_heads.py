@@ -18,10 +18,10 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from tests.support.own_heads import CONFIGS, LAYERS, OwnHead, write
 from worker.load.loading import load_weights
+from worker.mlx_lm.decoding_row import RowStates
 from worker.mlx_lm.drafting import DraftedRow, Drafting
 from worker.mlx_lm.heads import HeadDrafter
 from worker.mlx_lm.row_caches import rows_caches
-from worker.mlx_lm.states import RowStates
 
 TOKENS = mx.array([[7, 200, 31, 5, 99, 150, 8, 31, 5, 42, 260, 13]])
 
@@ -129,14 +129,14 @@ def test_rows_come_and_go(tmp_path: Path) -> None:
     for uid in states:
         texts[uid] = [chance.randrange(5, 290) for _ in range(chance.choice((2, 9, 20)))]
         texts = {each: texts[each] for each in texts if len(texts[each]) < 50 and each > uid - 3}
-        drafting.keep(texts)
+        drafting.retain(texts)
         rows, wanted = [], []
         for each, tokens in texts.items():
             made = model.with_states(mx.array([tokens]), make_prompt_cache(model))[1]
             # A step that computes some tokens once more, and padding.
             begin = max(0, noted[each] - chance.randrange(2))
             padded = mx.concatenate([made[:, begin:-1], made[:, :3] * 0], axis=1)
-            states[each].note(begin, len(tokens) - 1 - begin, mx.repeat(padded, 2, 0), 1)
+            states[each].record(begin, len(tokens) - 1 - begin, mx.repeat(padded, 2, 0), 1)
             noted[each] = len(tokens) - 1
             count = chance.choice((0, 1, 3))
             rows.append(DraftedRow(each, len(tokens), partial(_since, tokens), count, states[each]))

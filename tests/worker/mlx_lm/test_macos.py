@@ -191,37 +191,37 @@ def test_nothing_is_computed_of_what_is_not_read(
     assert any("switch_mlp" in each for each in names)
 
 
-def test_what_is_taken_is_held_by_nobody(tmp_path: Path) -> None:
+def test_given_sources_are_released(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     mx.save_safetensors(str(path), {name: mx.ones((1 << 20,)) for name in "abcd"})
     reads = Reads()
-    with reads.noted():
+    with reads.recorded():
         loaded: Any = mx.load(str(path))
     both, one = mx.stack([loaded["a"], loaded["b"]]), loaded["c"]
     again = loaded["b"] + 1
     del loaded
     before_bytes = mx.get_active_memory()
-    assert reads.take(one) == []
-    sources = reads.take(both)
+    assert reads.sources_of(one) == []
+    sources = reads.sources_of(both)
     assert len(sources) == 2
     mx.eval(sources)
     # Whoever needs it next has it already.
-    assert reads.take(again) == []
+    assert reads.sources_of(again) == []
     sources.clear()
     mx.eval(both, again)
     held_bytes = mx.get_active_memory() - before_bytes
     assert held_bytes == pytest.approx(both.nbytes + again.nbytes, abs=1000)
 
 
-def test_many_arrays_are_told_apart(tmp_path: Path) -> None:
+def test_many_arrays_are_distinguished(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     mx.save_safetensors(str(path), {f"w{at}": mx.array([at]) for at in range(2500)})
     reads = Reads()
-    with reads.noted():
+    with reads.recorded():
         loaded: Any = mx.load(str(path))
     parts = [mx.stack([loaded[f"w{at + i}"] for i in range(50)]) for at in range(0, 2500, 50)]
     for at, part in enumerate(parts):
-        found = {each.item() for each in reads.take(part)}
+        found = {each.item() for each in reads.sources_of(part)}
         assert found == set(range(50 * at, 50 * at + 50))
 
 

@@ -185,7 +185,7 @@ def test_it_is_there(relied: Relied) -> None:
     assert not gone, f"{gone} is gone, by which {relied.why}."
 
 
-def test_what_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_names_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     relied = {each.name: each for each in RELIED}
     monkeypatch.delattr(utils, "_get_classes")
     assert missing(relied["_get_classes"]) == "mlx_lm.utils._get_classes"

@@ -107,7 +107,7 @@ class Batch:
         self.grouping = grouping
         self.rows: list[list[Step]] = []
         self.groups: list[RowGroup] = []
-        self.take_in(prompts)
+        self.add_rows(prompts)
 
     @property
     def caches(self) -> list[Any]:
@@ -126,7 +126,7 @@ class Batch:
         width = max(map(len, new))
         padded = [each + [each[-1]] * (width - len(each)) for each in new]
         for each in self.groups:
-            each.settle()
+            each.move_rows()
         caches = caches_of_step(self.groups, width)
         queries = mx.zeros((len(new), width, WIDTH))
         mask = create_attention_mask(queries, caches[0], self.window, as_array)
@@ -159,22 +159,22 @@ class Batch:
             end = begin + len(group)
             own = [each - begin for each in keep if begin <= each < end]
             if own:
-                order += [begin + each for each in group.leave(own)]
+                order += [begin + each for each in group.retain(own)]
                 groups.append(group)
             begin = end
         self.groups = groups
         self.rows = [self.rows[each] for each in order]
 
-    def take_in(self, prompts: list[list[Step]]) -> None:
+    def add_rows(self, prompts: list[list[Step]]) -> None:
         new = RowGroup(rows_caches(_prefilled(self.window, prompts)), len(prompts))
         for each in self.groups:
-            each.settle()
+            each.move_rows()
         for row, prompt in enumerate(prompts):
             at = self.grouping.place([each.size for each in self.groups], len(prompt))
             if at == len(self.groups):
                 self.groups.append(new.part([row], iter(())))
             else:
-                self.groups[at].take_in(new, [row])
+                self.groups[at].add_rows(new, [row])
             behind = sum(len(each) for each in self.groups[: at + 1]) - 1
             self.rows.insert(behind, list(prompt))
 
@@ -197,7 +197,7 @@ def test_tokens_see_what_they_see_alone(window: int | None, most_groups: int, se
     for _ in range(25):
         what = chance.random()
         if what < 0.2 and len(batch.rows) < 6:
-            batch.take_in(prompts(chance.choice((1, 2))))
+            batch.add_rows(prompts(chance.choice((1, 2))))
         elif what < 0.4 and len(batch.rows) > 1:
             left = chance.choice((len(batch.rows) - 1, 1 + len(batch.rows) // 2))
             batch.filter(sorted(chance.sample(range(len(batch.rows)), left)))
@@ -339,27 +339,27 @@ def _decode(group: RowGroup) -> None:
 
 
 @pytest.mark.parametrize("unlike", [False, True])
-def test_who_joins_or_leaves_costs_a_row_and_not_the_batch(*, unlike: bool) -> None:
+def test_joining_and_leaving_cost_a_row_and_not_the_batch(*, unlike: bool) -> None:
     """A batch of 32 rows, measured by the peak of MLX's memory."""
     lengths = [ROW_TOKENS - (at % 2 if unlike else 0) for at in range(ROWS)]
     group, others = _dense(ROWS, lengths), [_dense(1) for _ in range(4)]
     row_bytes = group.leaves[0].nbytes // ROWS
-    group.take_in(others.pop(), [0])
+    group.add_rows(others.pop(), [0])
     assert group.leaves[0].places == 36, "this one has made room for the others"
     for _ in range(2):
         _decode(group)
         mx.synchronize()
         mx.reset_peak_memory()
         before_bytes = mx.get_active_memory()
-        group.take_in(others.pop(), [0])
+        group.add_rows(others.pop(), [0])
         _decode(group)
         mx.synchronize()
         assert mx.get_peak_memory() - before_bytes < 2 * row_bytes
     keep = [at for at in range(len(group)) if at != 4]
     mx.reset_peak_memory()
     before_bytes = mx.get_active_memory()
-    assert group.leave(keep)[:6] == [0, 1, 2, 3, 35, 5]
-    group.settle()
+    assert group.retain(keep)[:6] == [0, 1, 2, 3, 35, 5]
+    group.move_rows()
     _decode(group)
     mx.synchronize()
     assert mx.get_peak_memory() - before_bytes < 2 * row_bytes
@@ -371,9 +371,9 @@ def test_who_joins_or_leaves_costs_a_row_and_not_the_batch(*, unlike: bool) -> N
 def test_memory_comes_back_when_many_leave() -> None:
     group = _dense(ROWS, [ROW_TOKENS, *[20] * (ROWS - 1)])
     before_bytes = group.leaves[0].nbytes
-    group.leave(range(1, 9))
+    group.retain(range(1, 9))
     assert group.leaves[0].nbytes == before_bytes, "others may read the arrays until the next step"
     assert group.size == GroupSize(8, 8, 20)
-    group.settle()
+    group.move_rows()
     assert group.leaves[0].keys.shape == (8, 4, 24, 128)
     assert group.leaves[0].keys[:, 0, 0, 0].tolist() == list(range(8, 9)) + list(range(1, 8))

@@ -41,7 +41,7 @@ def test_trial_takes_less_memory_than_the_shortest_sequence(
     ],
 )
 @pytest.mark.parametrize("kind", [mx.float32, mx.bfloat16], ids=["float32", "bfloat16"])
-def test_who_runs_alone(shape: str, reason: str, kind: mx.Dtype, tmp_path: Path) -> None:
+def test_models_that_run_alone(shape: str, reason: str, kind: mx.Dtype, tmp_path: Path) -> None:
     model, _ = load_weights(getattr(shapes, shape)(tmp_path / "model"))
     model.set_dtype(kind)
     assert reason in (company_of(model).fault or "")
@@ -54,7 +54,7 @@ def test_who_runs_alone(shape: str, reason: str, kind: mx.Dtype, tmp_path: Path)
         "full_attention",
     ],
 )
-def test_who_runs_in_company(shape: str, tmp_path: Path) -> None:
+def test_models_that_run_in_batches(shape: str, tmp_path: Path) -> None:
     model, _ = load_weights(getattr(shapes, shape)(tmp_path / "model"))
     assert company_of(model).fault is None
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 from protocol.answers import Guesses
 from protocol.requests import Generate, Sampling, TextPrompt
 from tests.support import shapes
-from worker.engines.limits import Context
+from worker.engines.room import Context
 from worker.engines.sequence import Token
 from worker.load.loading import load
 from worker.process.answering import Answering
 from worker.prompt_cache.path import Paths
-from worker.runtime.prompts import Prepared, prepare
+from worker.runtime.prompts import PreparedRequest, prepare
 
 
 def test_the_guesses_of_each_token_are_in_its_delta() -> None:
     demo = load(str(shapes.DEMO), lambda _done, _total: None, lambda: False)
     generate = Generate("r", TextPrompt("Hello"), Sampling(seed=0), max_tokens=3)
     prepared = prepare(generate, demo, Context(100), Paths(b"", None, needs_snapshots=False))
-    assert isinstance(prepared, Prepared)
+    assert isinstance(prepared, PreparedRequest)
     answering = Answering("r")
-    answering.begin(prepared)
+    answering.start(prepared)
     tokens = [
         Token("r", 5, None, rejected=4),
         Token("r", 5, None, guessed=True),

@@ -73,9 +73,9 @@ class Bench:
         self.gateway.send(encode(Drain()))
         assert isinstance(eventually(self.link.receive, every_s=0.0), Drain)
 
-    def settle(self, following: zmq.Socket[bytes]) -> None:
+    def switch(self, following: zmq.Socket[bytes]) -> None:
         following.send(encode(Settle()))
-        assert eventually(self.link.settle, every_s=0.0) == os.getpid()
+        assert eventually(self.link.switch_gateway, every_s=0.0) == os.getpid()
         self.gateway = following
 
     def hear(self) -> Message | None:
@@ -113,7 +113,7 @@ def bench() -> Iterator[Bench]:
 
 @settings(max_examples=20)
 @given(st.lists(st.sampled_from(["stays", "settles"]), max_size=5))
-def test_nothing_is_lost_and_nothing_said_twice(ways: list[Literal["stays", "settles"]]) -> None:
+def test_no_message_is_lost_or_sent_twice(ways: list[Literal["stays", "settles"]]) -> None:
     with short_folder() as folder:
         bench = Bench(Path(folder))
         for way in ways:
@@ -124,14 +124,14 @@ def test_nothing_is_lost_and_nothing_said_twice(ways: list[Literal["stays", "set
             if way == "stays":
                 bench.stay()
             else:
-                bench.settle(following)
+                bench.switch(following)
             bench.say()
         said = bench.hear_all()
         assert bench.heard == said
         bench.close()
 
 
-def test_what_a_gateway_has_not_read_goes_to_it_and_to_no_other(bench: Bench) -> None:
+def test_unread_messages_go_to_their_gateway_alone(bench: Bench) -> None:
     bench.say(MANY, LARGE_BYTES)
     assert bench.link.unsent
     following = bench.order_move()
@@ -140,12 +140,12 @@ def test_what_a_gateway_has_not_read_goes_to_it_and_to_no_other(bench: Bench) ->
     assert not following.poll(0)
     eventually(lambda: isinstance(bench.hear(), Moved), every_s=0.0)
     assert bench.heard == list(range(MANY))
-    bench.settle(following)
+    bench.switch(following)
     said = bench.hear_all()
     assert bench.heard == said
 
 
-def test_what_it_has_not_read_comes_first_if_the_worker_stays(bench: Bench) -> None:
+def test_unread_messages_come_first_if_the_worker_stays(bench: Bench) -> None:
     bench.say(MANY, LARGE_BYTES)
     bench.order_move()
     assert eventually(lambda: bench.link.receive() is None and not bench.link.unsent)
@@ -164,7 +164,7 @@ def test_a_second_order_to_move_takes_the_place_of_the_first(bench: Bench) -> No
     following = bench.order_move()
     for _ in range(2):
         eventually(lambda: isinstance(bench.hear(), Moved), every_s=0.0)
-    bench.settle(following)
+    bench.switch(following)
     bench.say()
     said = bench.hear_all()
     assert bench.heard == said
@@ -174,4 +174,4 @@ def test_the_next_gateway_must_settle_first(bench: Bench) -> None:
     following = bench.move()
     following.send(encode(Drain()))
     with pytest.raises(RuntimeError, match="before it had settled"):
-        eventually(bench.link.settle)
+        eventually(bench.link.switch_gateway)

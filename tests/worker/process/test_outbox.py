@@ -27,14 +27,14 @@ def test_a_delta_for_each_request() -> None:
     outbox.add(8, _delta("a", 3))
     outbox.add(8, _delta("b", 4, Reasoning("n"), Text("z")))
     outbox.add(9, Delta("a", (5,), (Text("y"),), "stop", Usage(3, 3), "y"))
-    assert outbox.take() == Output(
+    assert outbox.collect() == Output(
         step=9,
         deltas=(
             Delta("a", (1, 3, 5), (Text("xy"),), "stop", Usage(3, 3), "y", ("not",)),
             Delta("b", (2, 4), (Reasoning("mn"), Text("z"))),
         ),
     )
-    assert outbox.take() is None
+    assert outbox.collect() is None
 
 
 def test_guesses_are_added_up() -> None:
@@ -42,7 +42,7 @@ def test_guesses_are_added_up() -> None:
     for guesses in (Guesses(0, 3), Guesses(1, 0), Guesses(1, 0)):
         outbox.add(1, Delta("a", (1,), (), guesses=guesses))
     outbox.add(1, _delta("b", 2))
-    output = outbox.take()
+    output = outbox.collect()
     assert output is not None
     assert [each.guesses for each in output.deltas] == [Guesses(2, 3), Guesses(0, 0)]
 
@@ -52,7 +52,7 @@ def test_no_log_probability_is_lost() -> None:
     outbox = Outbox()
     for at, each in enumerate(scores):
         outbox.add(at, _delta("a", at, each, Text(f"{at}")))
-    output = outbox.take()
+    output = outbox.collect()
     assert output is not None
     assert output.deltas[0].parts == (
         Text("012"),
@@ -66,5 +66,5 @@ def test_it_is_bounded() -> None:
         assert not outbox.full
         outbox.add(count, _delta("a", count))
     assert outbox.full
-    outbox.take()
+    outbox.collect()
     assert not outbox.full

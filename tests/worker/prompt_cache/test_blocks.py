@@ -11,10 +11,10 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import KVCache
 
-from worker.mlx_lm import array_size
-from worker.mlx_lm.array_size import MOST_ELEMENTS
 from worker.prompt_cache.blocks import Block, Cutter
 from worker.prompt_cache.path import BLOCK_TOKENS
+from worker.system import memory
+from worker.system.memory import MOST_ELEMENTS
 
 LAYERS, HEADS, WIDTH = 36, 8, 128
 # The keys and values of all layers together have more elements than an array may have.
@@ -71,7 +71,7 @@ def test_caches_cut_and_joined_in_pieces_are_the_same(
 ) -> None:
     blocks, width = 3, 4
     tokens = blocks * BLOCK_TOKENS
-    monkeypatch.setattr(array_size, "MOST_ELEMENTS", most_layers * HEADS * tokens * width)
+    monkeypatch.setattr(memory, "MOST_ELEMENTS", most_layers * HEADS * tokens * width)
     caches = [KVCache() for _ in range(3)]
     random: Callable[..., Any] = mx.random.normal
     for leaf in caches:

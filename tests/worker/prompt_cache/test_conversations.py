@@ -238,7 +238,7 @@ def test_hundreds_of_conversations(worlds: Callable[[int], World], seed: int) ->
     _live(worlds(seed), 60)
 
 
-def test_what_was_said_is_found_by_the_next_worker(worlds: Callable[[int], World]) -> None:
+def test_the_next_worker_finds_the_conversation(worlds: Callable[[int], World]) -> None:
     world = worlds(1)
     said = [world.random.randrange(2, 300) for _ in range(400)]
     world.ask([said])

@@ -25,7 +25,7 @@ def test_the_cheaper_one_happens(read_mb_per_s: float, tokens_per_s: float, *, w
     assert _measured(read_mb_per_s, tokens_per_s).worth_reading(100 * MB, 1000) is worth
 
 
-def test_what_is_not_known_is_tried() -> None:
+def test_unknown_speeds_are_measured() -> None:
     speeds = MeasuredSpeeds()
     assert speeds.worth_reading(100 * MB, 1)
     speeds.observe_prefill(1000, 1.0)
@@ -34,13 +34,13 @@ def test_what_is_not_known_is_tried() -> None:
     assert speeds.read_s(MB) is None
 
 
-def test_one_measurement_does_not_decide_alone() -> None:
+def test_a_single_measurement_does_not_decide() -> None:
     speeds = _measured(1000, 1000)
     speeds.observe_read(10 * MB, 10.0)
     assert speeds.read_bytes_per_s == pytest.approx(1000 * MB + 0.3 * (MB - 1000 * MB))
 
 
-def test_what_is_too_small_tells_nothing() -> None:
+def test_small_reads_and_chunks_do_not_count() -> None:
     speeds = _measured(1000, 1000)
     speeds.observe_read(MB - 1, 100.0)
     speeds.observe_prefill(63, 100.0)
@@ -49,21 +49,21 @@ def test_what_is_too_small_tells_nothing() -> None:
     assert speeds.prefill_tokens_per_s == 1000
 
 
-def test_what_an_earlier_worker_has_measured_is_known() -> None:
+def test_speeds_of_an_earlier_worker_are_known() -> None:
     speeds = MeasuredSpeeds(Speeds(50.0 * MB, 1000.0))
     assert not speeds.worth_reading(100 * MB, 1000)
-    assert speeds.take_news() is None
+    assert speeds.changed_speeds() is None
 
 
-def test_news_is_what_differs_from_what_was_told() -> None:
+def test_speeds_that_differ_from_reported_ones_are_news() -> None:
     speeds = MeasuredSpeeds()
-    assert speeds.take_news() is None
+    assert speeds.changed_speeds() is None
     speeds.observe_prefill(1000, 1.0)
-    assert speeds.take_news() == Speeds(None, 1000.0)
+    assert speeds.changed_speeds() == Speeds(None, 1000.0)
     speeds.observe_prefill(1500, 1.0)
-    assert speeds.take_news() is None
+    assert speeds.changed_speeds() is None
     speeds.observe_prefill(3000, 1.0)
-    assert speeds.take_news() == Speeds(None, pytest.approx(1705.0))
+    assert speeds.changed_speeds() == Speeds(None, pytest.approx(1705.0))
 
 
 def test_a_disk_that_was_slow_is_tried_again() -> None:

@@ -53,7 +53,7 @@ def store(tmp_path: Path) -> Iterator[PromptStore]:
     made.close()
 
 
-def test_what_waits_to_be_written_when_all_is_cleared_is_not(
+def test_clearing_drops_blocks_that_wait_to_be_written(
     store: PromptStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = Slow(payloads._write)
@@ -77,7 +77,7 @@ def test_what_waits_to_be_written_when_all_is_cleared_is_not(
     assert disk.pending_bytes == 0
 
 
-def test_what_was_read_when_all_is_cleared_is_forgotten(store: PromptStore) -> None:
+def test_clearing_drops_blocks_that_were_read(store: PromptStore) -> None:
     for number in range(1, 4):
         assert store.write(_entry(number, b"payload"), [b"payload"], "m")
     disk = Disk(store, "m", b"", lambda: None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.prompt_cache.path import BLOCK_TOKENS, Mark, Paths, chain, root_key, snapshot_key
+from worker.prompt_cache.path import BLOCK_TOKENS, ContentMark, Paths, chain, root_key, snapshot_key
 
 ROOT = root_key("model")
 _tokens = st.lists(st.integers(0, 1), max_size=3 * BLOCK_TOKENS)
@@ -43,8 +43,10 @@ def test_a_mark_tells_what_tokens_do_not() -> None:
     token_ids = list(range(4 * BLOCK_TOKENS))
     at = 2 * BLOCK_TOKENS + 3
     plain = chain(ROOT, token_ids)
-    red, green = (chain(ROOT, token_ids, marks=[Mark(at, each)]) for each in (b"red", b"green"))
-    both = chain(ROOT, token_ids, marks=[Mark(at, b"red"), Mark(at + 5, b"green")])
+    red, green = (
+        chain(ROOT, token_ids, marks=[ContentMark(at, each)]) for each in (b"red", b"green")
+    )
+    both = chain(ROOT, token_ids, marks=[ContentMark(at, b"red"), ContentMark(at + 5, b"green")])
     assert plain[:2] == red[:2] == green[:2] == both[:2]
     for depth in (2, 3):
         assert len({each[depth] for each in (plain, red, green, both)}) == 4
@@ -53,7 +55,7 @@ def test_a_mark_tells_what_tokens_do_not() -> None:
 def test_a_path_keeps_its_marks() -> None:
     token_ids = list(range(3 * BLOCK_TOKENS))
     paths = Paths(b"model", None, needs_snapshots=False)
-    marks = (Mark(BLOCK_TOKENS, b"red"),)
+    marks = (ContentMark(BLOCK_TOKENS, b"red"),)
     whole = paths.find(token_ids, "", marks=marks)
     assert paths.find(token_ids[:BLOCK_TOKENS], "", marks=marks).to(token_ids) == whole
     assert whole.keys != paths.find(token_ids, "").keys

@@ -54,11 +54,11 @@ def test_the_least_recently_used_go_first() -> None:
     assert [b"\x01" in blocks, b"\x02" in blocks, b"\x03" in blocks] == [True, False, True]
 
 
-def test_what_is_kept_is_passed_over() -> None:
+def test_spared_blocks_are_not_dropped() -> None:
     blocks: LruBlocks[str] = LruBlocks()
     blocks.put(b"a", "", 100)
     blocks.put(b"b", "", 100)
-    blocks.shrink(0, kept={b"a"})
+    blocks.shrink(0, spared={b"a"})
     assert b"a" in blocks
     assert b"b" not in blocks
 

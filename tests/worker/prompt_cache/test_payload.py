@@ -25,7 +25,7 @@ def _bytes(block: Block) -> bytes:
     return b"".join(bytes(each) for each in Payload(block).parts())
 
 
-def test_what_was_packed_is_unpacked() -> None:
+def test_packed_blocks_are_unpacked() -> None:
     again = from_bytes(_bytes(BLOCK))
     assert again.structure == BLOCK.structure
     for one, other in zip(again.arrays, BLOCK.arrays, strict=True):
@@ -34,7 +34,7 @@ def test_what_was_packed_is_unpacked() -> None:
 
 
 @given(st.data())
-def test_what_is_damaged_is_refused(data: st.DataObject) -> None:
+def test_damaged_payloads_are_refused(data: st.DataObject) -> None:
     whole = _bytes(BLOCK)
     cut = data.draw(st.integers(0, len(whole) - 1))
     with pytest.raises(PayloadError):

@@ -59,7 +59,7 @@ def test_the_last_used_stays(cache: PromptCache) -> None:
 
 
 @pytest.mark.parametrize("result", ["a text", mx.zeros((17_000_000,))], ids=["text", "large"])
-def test_other_results_are_not_kept(cache: PromptCache, result: Any) -> None:
+def test_other_results_are_not_remembered(cache: PromptCache, result: Any) -> None:
     seen = _Computing(result)
     assert cache.remember(b"a", seen) is cache.remember(b"a", seen)
     assert seen.times == 2

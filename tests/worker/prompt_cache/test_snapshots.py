@@ -69,7 +69,7 @@ _acts = st.one_of(
 
 
 @given(st.lists(_acts, max_size=30))
-def test_whatever_is_dropped_the_others_are_told_apart(
+def test_snapshots_stay_ordered_whatever_is_dropped(
     acts: list[tuple[str, list[int], set[int]]],
 ) -> None:
     snapshots = Snapshots()
@@ -127,9 +127,9 @@ def test_those_that_are_spared_stay() -> None:
     assert snapshots.least({b"abcD", b"abcDefgH"}) is None
 
 
-def test_what_is_on_disk_is_known() -> None:
+def test_stored_snapshots_are_known() -> None:
     snapshots = _kept("abcDefgH")
-    snapshots.note_stored(b"abcD")
+    snapshots.mark_stored(b"abcD")
     assert [snapshots.is_stored(each) for each in (b"abcD", b"abcDefgH")] == [True, False]
 
 
@@ -152,7 +152,7 @@ def test_those_unused_for_long_go_first() -> None:
     assert _order(_kept("abcDE", "efgHI", "ijkLM")) == ["D", "H", "L"]
 
 
-def test_one_from_which_several_went_on_stays() -> None:
+def test_snapshots_that_several_requests_resumed_stay() -> None:
     snapshots = _kept("abcDefgHijklmnoP")
     for _ in range(8):
         snapshots.resume(b"abcD")
@@ -160,7 +160,7 @@ def test_one_from_which_several_went_on_stays() -> None:
     assert _order(snapshots)[0] == "H"
 
 
-def test_one_at_a_message_stays() -> None:
+def test_snapshots_at_messages_stay() -> None:
     path = "abcDefgHijkL"
     assert _order(_kept(path))[0] == "D"
     snapshots = _kept(path)

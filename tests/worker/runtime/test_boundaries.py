@@ -10,7 +10,7 @@ from protocol.requests import ChatMessage, ChatPrompt, Generate, Sampling, TextP
 from tests.support.templates import templated
 from tests.support.tokenizers import byte_level
 from worker.prompt_cache.path import BLOCK_TOKENS
-from worker.runtime.boundaries import find_boundaries
+from worker.runtime.prompts import find_boundaries
 from worker.template.chat_template import ChatTemplate
 
 USER = "".join(f" What do you say to number {number}?" for number in range(20))
@@ -73,7 +73,7 @@ def test_a_template_without_special_tokens_has_no_starts_of_messages(tmp_path: P
     assert len(depths) == 2
 
 
-def test_a_prompt_without_messages_is_kept_up_to_its_end(chat: ChatTemplate) -> None:
+def test_a_prompt_without_messages_is_cached_whole(chat: ChatTemplate) -> None:
     generate = Generate("r", TextPrompt("Hi"), Sampling(seed=0))
     assert find_boundaries(generate, [5] * 90, chat) == [90]
 

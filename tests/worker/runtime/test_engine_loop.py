@@ -14,8 +14,7 @@ from protocol.prompt_store.store import PromptStore
 from tests.support import shapes
 from worker.engines.batched import BatchedEngine
 from worker.engines.decoding import Caches
-from worker.engines.limits import ContextInForce, MemoryLimits
-from worker.engines.room import CacheRoom, measure
+from worker.engines.room import CacheRoom, ContextInForce, WorkerLimits, measure
 from worker.engines.sequence import Sequence
 from worker.load.loading import load
 from worker.prompt_cache.blocks import Cutter
@@ -24,7 +23,7 @@ from worker.prompt_cache.disk import Disk
 from worker.prompt_cache.path import Paths
 from worker.runtime.engine_loop import EngineLoop
 from worker.runtime.engine_thread import EngineStep, EngineThread, Look
-from worker.runtime.warm import Warming
+from worker.runtime.warm import WarmUp
 
 PROMPT = [5 + each % 200 for each in range(900)]
 
@@ -42,10 +41,10 @@ class Worker:
         self.cache = PromptCache(cutter, disk)
         self.paths = Paths(b"", store, needs_snapshots=cutter.needs_snapshots)
         engine = BatchedEngine(loaded.model, (), 8, room, prompt_cache=self.cache)
-        limits = MemoryLimits(room)
+        limits = WorkerLimits(room)
         # More than it will want: nobody answers what it says.
-        limits.take(1 << 34, 1 << 20)
-        self.warming = Warming(engine, self.cache, room, 40, loaded.vocabulary)
+        limits.set_limit(1 << 34, 1 << 20)
+        self.warming = WarmUp(engine, self.cache, room, 40, loaded.vocabulary)
         self.loop = EngineLoop(
             self.thread, engine, limits, ContextInForce(4096), warming=self.warming
         )
@@ -89,7 +88,7 @@ def test_a_block_that_is_read_is_no_news(tmp_path: Folder) -> None:
     assert needs[-1].cache_bytes > 0
 
 
-def test_what_is_left_of_warming_up_is_done_at_rest(tmp_path: Folder) -> None:
+def test_the_rest_of_the_warm_up_runs_at_rest(tmp_path: Folder) -> None:
     model = shapes.full_attention(tmp_path / "model")
     worker = Worker(model, PromptStore(tmp_path / "store", 1 << 30, 1 << 30))
     worker.warming.compile(awaited=True)

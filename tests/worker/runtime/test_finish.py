@@ -6,8 +6,7 @@ import threading
 
 from gateway.config.model_folders import DEMO_FOLDER
 from worker.engines.batched import BatchedEngine
-from worker.engines.limits import ContextInForce, MemoryLimits
-from worker.engines.room import CacheRoom, CacheSizes
+from worker.engines.room import CacheRoom, CacheSizes, ContextInForce, WorkerLimits
 from worker.load.loading import load
 from worker.runtime.engine_loop import EngineLoop
 from worker.runtime.engine_thread import EngineCommand, EngineThread
@@ -29,7 +28,7 @@ def test_an_order_among_the_commands_that_are_read_at_once() -> None:
         loaded = load(str(DEMO_FOLDER), lambda _done, _total: None, lambda: False)
         room = CacheRoom(CacheSizes(0, 0, 1.0), weight_bytes=loaded.weight_bytes)
         engine = BatchedEngine(loaded.model, loaded.eos_token_ids, 4, room)
-        limits = MemoryLimits(room)
+        limits = WorkerLimits(room)
         EngineLoop(
             _LateOrder(lambda _: None, lambda: None), engine, limits, ContextInForce(4096)
         ).run()

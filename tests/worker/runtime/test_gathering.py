@@ -32,7 +32,7 @@ def test_it_ends_whatever_comes(gaps_ms: list[float], arriving: int, most: int) 
     assert gathering.left_s(now + 50 * MS, 1) == 0.0
 
 
-def test_one_that_comes_alone_hardly_waits() -> None:
+def test_a_single_request_hardly_waits() -> None:
     gathering = Gathering(7.0, 8)
     assert gathering.left_s(7.0, 0) == pytest.approx(2 * MS)
     assert gathering.left_s(7.0 + 2 * MS, 0) == 0.0
@@ -45,7 +45,7 @@ def test_once_there_are_two_a_third_may_come() -> None:
     assert gathering.left_s(7.0 + 12 * MS, 0) == 0.0
 
 
-def test_what_is_in_tokenization_is_waited_for() -> None:
+def test_requests_in_tokenization_are_waited_for() -> None:
     gathering = Gathering(7.0, 8)
     assert gathering.left_s(7.0 + 20 * MS, 1) == pytest.approx(30 * MS)
     assert gathering.left_s(7.0 + 51 * MS, 1) == 0.0

@@ -15,12 +15,11 @@ from protocol.requests import (
     TokenPrompt,
 )
 from tests.support import shapes
-from worker.engines.limits import Context, ContextInForce
-from worker.engines.room import CacheRoom, CacheSizes
+from worker.engines.room import CacheRoom, CacheSizes, Context, ContextInForce
 from worker.engines.sequence import Sequence
 from worker.load.loading import LoadedModel, load
 from worker.prompt_cache.path import Paths
-from worker.runtime.prompts import Prepared, prepare
+from worker.runtime.prompts import PreparedRequest, prepare
 
 WHY = "At most 1.0 GB can be had."
 
@@ -28,18 +27,18 @@ WHY = "At most 1.0 GB can be had."
 def test_it_follows_what_can_be_had() -> None:
     context = ContextInForce(4096)
     assert context.now == Context(4096)
-    context.take(Bound(1, 2048, WHY))
+    context.set_bound(Bound(1, 2048, WHY))
     assert context.now == Context(2048, f" {WHY} The model itself could hold 4096.")
     for bound in (Bound(9, 4096, WHY), Bound(9, 5000, WHY), Bound(9, None, WHY), None):
-        context.take(Bound(1, 2048, WHY))
-        context.take(bound)
+        context.set_bound(Bound(1, 2048, WHY))
+        context.set_bound(bound)
         assert context.now == Context(4096)
 
 
-def test_who_waited_in_vain_is_told_why() -> None:
+def test_a_request_that_waited_in_vain_gets_the_reason() -> None:
     context = ContextInForce(4096)
     room = CacheRoom(CacheSizes(1, 0, 1.0), limit_bytes=10, most_bytes=512)
-    context.take(Bound(512, None, WHY))
+    context.set_bound(Bound(512, None, WHY))
     failed = context.hopeless(Sequence("r", [0] * 600, 100, None, ignore_eos=False), room)
     assert (failed.request_id, failed.code) == ("r", "context_length_exceeded")
     assert failed.message == (
@@ -55,7 +54,7 @@ def demo() -> LoadedModel:
 
 def _told(
     demo: LoadedModel, tokens: int, most: int = 32_000, *, counts: bool = False
-) -> Prepared | RequestFailed:
+) -> PreparedRequest | RequestFailed:
     prompt = TokenPrompt(pack([5] * tokens))
     generate = Generate("r", prompt, Sampling(seed=0), max_tokens=most, counts=counts)
     return prepare(generate, demo, Context(100), Paths(b"", None, needs_snapshots=False))
@@ -66,7 +65,7 @@ def test_an_answer_is_cut_to_what_the_context_leaves(
     demo: LoadedModel, most: int, given: int
 ) -> None:
     prepared = _told(demo, 60, most)
-    assert isinstance(prepared, Prepared)
+    assert isinstance(prepared, PreparedRequest)
     assert prepared.sequence.max_tokens == given
 
 
@@ -79,20 +78,20 @@ def test_a_prompt_is_never_cut(demo: LoadedModel) -> None:
 
 def test_a_prompt_of_any_length_is_counted(demo: LoadedModel) -> None:
     prepared = _told(demo, 200, 0, counts=True)
-    assert isinstance(prepared, Prepared)
+    assert isinstance(prepared, PreparedRequest)
     assert (len(prepared.prompt_ids), prepared.prompt_only) == (200, False)
 
 
 def test_a_prompt_without_an_answer_is_computed_within_the_context(demo: LoadedModel) -> None:
     prepared = _told(demo, 60, 0)
-    assert isinstance(prepared, Prepared)
+    assert isinstance(prepared, PreparedRequest)
     assert (prepared.sequence.max_tokens, prepared.prompt_only) == (1, True)
     assert isinstance(_told(demo, 200, 0), RequestFailed)
 
 
 def test_a_context_of_nothing_is_no_mistake_of_the_client() -> None:
     context = ContextInForce(4096)
-    context.take(Bound(515_000_000, 2048, WHY))
+    context.set_bound(Bound(515_000_000, 2048, WHY))
     room = CacheRoom(CacheSizes(1000, 0, 1.0), 515_000_000, 515_000_000, fixed_bytes=600_000_000)
     failed = context.hopeless(Sequence("r", [0] * 9, 16, None, ignore_eos=False), room)
     assert (failed.code, failed.field) == ("insufficient_memory", None)
@@ -106,7 +105,7 @@ def _predicted(loaded: LoadedModel, text: str, context_tokens: int = 100) -> tup
     generate = Generate("r", TokenPrompt(pack([5])), Sampling(seed=0), prediction=text)
     paths = Paths(b"", None, needs_snapshots=False)
     prepared = prepare(generate, loaded, Context(context_tokens), paths)
-    assert isinstance(prepared, Prepared)
+    assert isinstance(prepared, PreparedRequest)
     return prepared.sequence.prediction
 
 

@@ -30,14 +30,13 @@ from tests.support import shapes
 from tests.support.answers import text_of
 from tests.support.stepping import step
 from worker.engines.batched import BatchedEngine
-from worker.engines.limits import Context
-from worker.engines.room import CacheRoom, CacheSizes
+from worker.engines.room import CacheRoom, CacheSizes, Context
 from worker.engines.sequence import Engine
 from worker.engines.sequential import SequentialEngine
 from worker.load.files import fingerprint
 from worker.load.loading import LoadedModel, load
 from worker.prompt_cache.path import Paths
-from worker.runtime.prompts import Prepared, prepare
+from worker.runtime.prompts import PreparedRequest, prepare
 
 PATHS = Paths(b"", None, needs_snapshots=False)
 CONTEXT = Context(4096)
@@ -88,13 +87,13 @@ def _engine(model: LoadedModel) -> Engine:
     return SequentialEngine(model.model, model.eos_token_ids, CacheRoom(CacheSizes(0, 0, 1.0)))
 
 
-def _prepare(model: LoadedModel, generate: Generate) -> Prepared:
+def _prepare(model: LoadedModel, generate: Generate) -> PreparedRequest:
     prepared = prepare(generate, model, CONTEXT, PATHS)
-    assert isinstance(prepared, Prepared), prepared
+    assert isinstance(prepared, PreparedRequest), prepared
     return prepared
 
 
-def _run(model: LoadedModel, generate: Generate) -> tuple[Prepared, Answer]:
+def _run(model: LoadedModel, generate: Generate) -> tuple[PreparedRequest, Answer]:
     prepared = _prepare(model, generate)
     engine = _engine(model)
     engine.add(prepared.sequence)
@@ -183,7 +182,7 @@ def test_a_character_that_straddles_the_break(demo: LoadedModel) -> None:
         assert [resumed.add(each) for each in token_ids[cut:]] == pieces[cut:]
 
 
-def test_what_was_delivered_counts(demo: LoadedModel) -> None:
+def test_delivered_tokens_count(demo: LoadedModel) -> None:
     generate = Generate("r", TokenPrompt(pack([5, 6])), GREEDY, max_tokens=10)
     prepared = _prepare(demo, _resumed(generate, [5, 6], [7, 8, 9]))
     assert prepared.sequence.max_tokens == 7

@@ -45,13 +45,13 @@ class Sender:
                 self.now = until
                 return
             self.now, self.woken = wakes_at, False
-            self.throttle.note_look(self.now)
+            self.throttle.record_look(self.now)
             taken, self.there = self.there, []
             if taken:
                 self.told.append((self.now, taken))
                 # Others may come while it tells of these.
                 self.busy_until = self.now + takes_s
-                self.throttle.note_sent(self.now)
+                self.throttle.record_sent(self.now)
 
 
 @given(STEPS)

@@ -15,7 +15,7 @@ from tests.support import shapes
 from tests.support.stepping import step
 from worker.engines.batched import BatchedEngine
 from worker.engines.decoding import Caches
-from worker.engines.drafts import make_draft
+from worker.engines.drawing import make_draft
 from worker.engines.room import CacheRoom, measure
 from worker.engines.sequence import Engine, EngineNeed, Sequence
 from worker.engines.sequential import SequentialEngine
@@ -27,7 +27,7 @@ from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.disk import Disk
 from worker.prompt_cache.path import Paths
 from worker.runtime import warm
-from worker.runtime.warm import Warming
+from worker.runtime.warm import WarmUp
 
 CONTEXT = 1024
 
@@ -51,11 +51,11 @@ class Bench:
             else SequentialEngine(loaded.model, (), room, caches, self.cache)
         )
 
-    def warming(self, context_tokens: int = CONTEXT) -> Warming:
-        return Warming(self.engine, self.cache, self.room, context_tokens, self.vocabulary)
+    def warming(self, context_tokens: int = CONTEXT) -> WarmUp:
+        return WarmUp(self.engine, self.cache, self.room, context_tokens, self.vocabulary)
 
     def warm(self, context_tokens: int = CONTEXT) -> None:
-        self.warming(context_tokens).begin(awaited=False)
+        self.warming(context_tokens).start(awaited=False)
 
     def steps_to_first_token(self, token_ids: list[int]) -> int:
         boundaries = [len(token_ids)] if self.paths.needs_boundaries else []
@@ -101,7 +101,7 @@ def test_nothing_is_left(bench: Bench) -> None:
     assert bench.store.speeds(b"") == Speeds()
 
 
-def test_prompts_are_kept_afterwards(bench: Bench) -> None:
+def test_prompts_are_cached_afterwards(bench: Bench) -> None:
     bench.warm()
     bench.steps_to_first_token([5] * 110)
     assert bench.engine.need.cache_wanted_bytes > bench.cache.bytes_ > 0
@@ -109,7 +109,7 @@ def test_prompts_are_kept_afterwards(bench: Bench) -> None:
     assert bench.store.used_bytes() > 0
 
 
-def test_what_a_gpu_does(bench: Bench) -> None:
+def test_parts_of_the_warm_up_on_a_gpu(bench: Bench) -> None:
     warming = bench.warming(200)
     with bench.cache.rehearsal():
         warming.compile(awaited=False)
@@ -122,12 +122,12 @@ def test_what_a_gpu_does(bench: Bench) -> None:
     assert bench.store.used_bytes() == 0
 
 
-def test_what_is_left_is_done_later(bench: Bench) -> None:
+def test_the_rest_of_the_warm_up_runs_later(bench: Bench) -> None:
     """It leaves alone what is kept and known by then."""
     warming = bench.warming(200)
     warming.compile(awaited=True)
     bench.steps_to_first_token([5] * 110)
-    bench.engine.keep()
+    bench.engine.store_blocks()
     kept_bytes, speeds = bench.cache.bytes_, bench.cache.speeds
     known = speeds.prefill_tokens_per_s
     for _ in range(50):
@@ -161,7 +161,7 @@ def test_an_unload_interrupts_it_in_the_load(bench: Bench) -> None:
     bench.write_all()
 
 
-def test_who_comes_interrupts_it(bench: Bench) -> None:
+def test_a_request_interrupts_the_warm_up(bench: Bench) -> None:
     warming = bench.warming(200)
     warming.compile(awaited=True)
     calls = iter([False, True])
@@ -173,7 +173,7 @@ def test_who_comes_interrupts_it(bench: Bench) -> None:
 
 def test_without_memory_to_spare_it_is_left_alone(bench: Bench) -> None:
     bench.steps_to_first_token([5] * 110)
-    bench.engine.keep()
+    bench.engine.store_blocks()
     warming = bench.warming(200)
     warming.compile(awaited=True)
     bench.room.limit_bytes = bench.room.needed_bytes([]) + bench.cache.bytes_
@@ -197,7 +197,7 @@ def test_the_costs_of_steps_are_measured(bench: Bench, monkeypatch: pytest.Monke
     monkeypatch.setattr(warm, "_MEASURED_ROWS", (1, 3))
     costs = bench.engine.step_costs
     warming = bench.warming()
-    warming.begin(awaited=False)
+    warming.start(awaited=False)
     if costs is None:
         assert warming.is_over
         return
@@ -207,7 +207,7 @@ def test_the_costs_of_steps_are_measured(bench: Bench, monkeypatch: pytest.Monke
     assert all(costs.is_measured(rows, width) for rows in (1, 3) for width in WIDTHS)
     assert bench.cache.speeds.step_seconds == costs.seconds
     again = bench.warming()
-    again.begin(awaited=False)
+    again.start(awaited=False)
     assert again.is_over, "all is known"
     bench.write_all()
 
@@ -216,8 +216,8 @@ def test_the_passes_of_a_draft_model_are_measured(tmp_path: Folder) -> None:
     model = load(str(shapes.DEMO), lambda _done, _total: None, lambda: False).model
     draft = make_draft(model, model, 3)
     engine = BatchedEngine(model, (), 8, CacheRoom(measure(model)), draft=draft)
-    warming = Warming(engine, None, CacheRoom(measure(model)), CONTEXT, 600)
-    warming.begin(awaited=False)
+    warming = WarmUp(engine, None, CacheRoom(measure(model)), CONTEXT, 600)
+    warming.start(awaited=False)
     while not warming.is_over and not engine.step_costs.is_measured(1, DRAFTED):
         warming.go_on(lambda: False)
     assert engine.step_costs.is_measured(1, DRAFTED)
@@ -230,7 +230,7 @@ def test_an_interrupted_measurement_begins_anew(bench: Bench) -> None:
     if costs is None:
         return
     warming = bench.warming()
-    warming.begin(awaited=False)
+    warming.start(awaited=False)
     part = warming._next
     calls = iter([False, False, True])
     warming.go_on(lambda: next(calls, True))

@@ -86,12 +86,12 @@ def test_all_of_them_step_by_step(
     rows: list[tuple[Adjustments, list[int]]], chosen: list[int], seed: int
 ) -> None:
     """Tokens come one after the other, and in the middle the rows change their company."""
-    histories = [each.begin(mx.array(ids), VOCABULARY) for each, ids in rows]
+    histories = [each.make_history(mx.array(ids), VOCABULARY) for each, ids in rows]
     token_ids = [list(ids) for _, ids in rows]
     adjuster = Adjuster(histories)
     for step, token in enumerate(chosen):
         if step == 2:
-            adjuster.put_back()
+            adjuster.write_back()
             histories.reverse()
             rows, token_ids = rows[::-1], token_ids[::-1]
             adjuster = Adjuster(histories)
@@ -108,7 +108,7 @@ def test_all_of_them_step_by_step(
                     assert got == pytest.approx(value, abs=1e-3)
         # Each row another one.
         tokens = [(token + row) % 4 for row in range(len(rows))]
-        adjuster.take_in(mx.array(tokens, dtype=mx.uint32))
+        adjuster.record(mx.array(tokens, dtype=mx.uint32))
         for row, each in enumerate(tokens):
             token_ids[row].append(each)
 
@@ -198,7 +198,7 @@ def test_a_row_that_goes_on_elsewhere() -> None:
             assert drawn == whole[cut:], (row, cut)
 
 
-def test_what_is_said_once_is_not_said_again() -> None:
+def test_penalized_tokens_are_not_repeated() -> None:
     """With a bias for two tokens and a penalty for what came, they take turns."""
     sampler = BatchSampler[int](lambda: (0,))
     sampler.add(0, None, Adjustments(0, frequency_penalty=1.0, logit_bias=((3, 5.5), (8, 5.0))))

@@ -134,7 +134,7 @@ def _rows(draw: st.DrawFn) -> tuple[mx.array, list[RowSampling | None]]:
 
 @given(_rows(), st.booleans())
 @settings(deadline=None)
-def test_what_a_filter_drops_is_never_chosen(
+def test_filtered_tokens_are_never_chosen(
     given_rows: tuple[mx.array, list[RowSampling | None]], on_cpu: bool
 ) -> None:
     logprobs, samplings = given_rows
@@ -168,7 +168,7 @@ def test_bounds_are_those_of_mlx_lm(seed: int, vocabulary: int, scale: float) ->
     bounds = []
     for on_cpu in (True, False):
         filters = Filters(samplings, vocabulary, on_cpu=on_cpu)
-        bounds.append(filters.least_kept(logprobs, largest)[:, 0].tolist())  # type: ignore[index]
+        bounds.append(filters.least_allowed(logprobs, largest)[:, 0].tolist())  # type: ignore[index]
     for row, sampling in enumerate(samplings):
         expected = (filtered(logprobs[row], sampling) > -math.inf).tolist()
         values: list[float] = logprobs[row].tolist()  # type: ignore[assignment]

@@ -93,7 +93,7 @@ def _one_by_one(rows: list[Settings], tokens: int) -> list[Text]:
         logits[0] = mx.stack([each.logits(at) for each in rows])[:, None]
         for row, token_id in enumerate(sampler(_normalized(logits[0][:, 0])).tolist()):
             texts[row].token_ids.append(token_id)
-            texts[row].scores.append(sampler.take_score(row))
+            texts[row].scores.append(sampler.next_score(row))
     return texts
 
 
@@ -122,7 +122,7 @@ def test_checked_tokens_are_those_of_one_call_after_the_other(
 
     def note(row: int, token_ids: list[int]) -> None:
         texts[row].token_ids += token_ids
-        texts[row].scores += [sampler.take_score(row) for _ in token_ids]
+        texts[row].scores += [sampler.next_score(row) for _ in token_ids]
 
     while present := [row for row in present if len(texts[row].token_ids) < tokens]:
         done = {row: len(texts[row].token_ids) for row in present}
@@ -161,7 +161,7 @@ def test_checked_tokens_are_those_of_one_call_after_the_other(
         right = [
             _agreeing(*each) for each in zip(own, (each.guesses for each in guessed), strict=True)
         ]
-        sampler.settle(guessed, right, drawn)
+        sampler.accept(guessed, right, drawn)
         for (row, _), made, count in zip(guessed, own, right, strict=True):
             note(row, made[: count + 1])
     for row, text in enumerate(texts):

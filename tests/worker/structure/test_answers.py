@@ -17,14 +17,13 @@ from protocol.message import pack
 from protocol.requests import Constraint, Generate, Sampling, TextPrompt, TokenPrompt
 from tests.worker.structure.generators import random_regex, random_schema
 from worker.engines.batched import BatchedEngine
-from worker.engines.drafts import make_draft
-from worker.engines.limits import Context
-from worker.engines.room import CacheRoom, CacheSizes
+from worker.engines.drawing import make_draft
+from worker.engines.room import CacheRoom, CacheSizes, Context
 from worker.engines.sequence import Engine
 from worker.engines.sequential import SequentialEngine
 from worker.load.loading import LoadedModel
 from worker.prompt_cache.path import Paths
-from worker.runtime.prompts import Prepared, prepare
+from worker.runtime.prompts import PreparedRequest, prepare
 
 ROWS = 16
 SHORT, SCHEMAS, REGEXES = 16, 500, 200
@@ -58,9 +57,9 @@ def _request(
     )
 
 
-def _prepared(model: LoadedModel, generate: Generate) -> Prepared:
+def _prepared(model: LoadedModel, generate: Generate) -> PreparedRequest:
     prepared = prepare(generate, model, Context(4096), PATHS)
-    assert isinstance(prepared, Prepared), prepared
+    assert isinstance(prepared, PreparedRequest), prepared
     return prepared
 
 
@@ -87,7 +86,7 @@ def _answers(
                 answer.text += _text(stream.add(token.token_id))
             if token.finish_reason is not None:
                 answer.text += _text(stream.finish(complete=token.finish_reason == "stop"))
-        assert engine.take_broken() == []
+        assert engine.remove_broken() == []
     engine.close()
     return answers
 
@@ -221,7 +220,7 @@ def test_it_goes_on_after_every_token(model: LoadedModel) -> None:
             assert delivered + made == whole.token_ids, f"after {cut}"
 
 
-def test_what_was_delivered_and_does_not_match_is_refused(model: LoadedModel) -> None:
+def test_delivered_tokens_that_do_not_match_are_refused(model: LoadedModel) -> None:
     other = model.tokenizer.encode("hello", add_special_tokens=False)
     request = structs.replace(_request("r", PERSON), delivered=pack(other))
     refused = prepare(request, model, Context(4096), PATHS)
@@ -229,7 +228,7 @@ def test_what_was_delivered_and_does_not_match_is_refused(model: LoadedModel) ->
     assert refused.field == "constraint"
 
 
-def test_one_that_grows_too_complex_ends_and_its_neighbours_go_on(model: LoadedModel) -> None:
+def test_a_row_that_grows_too_complex_ends_alone(model: LoadedModel) -> None:
     # It is found out late: what it may take for one token is bounded, too.
     pattern = {"type": "string", "pattern": "(.{1,1000}x){1,1000}"}
     request = _request("r", Constraint("json_schema", json.dumps(pattern)), max_tokens=2000)
@@ -242,7 +241,7 @@ def test_one_that_grows_too_complex_ends_and_its_neighbours_go_on(model: LoadedM
     while engine.active + engine.waiting:
         for token in engine.step():
             made[token.request_id] += 1
-        broken += engine.take_broken()
+        broken += engine.remove_broken()
     assert [each.request_id for each in broken] == ["r"]
     assert "lexer" in broken[0].reason
     assert 0 < made["r"] < 2000

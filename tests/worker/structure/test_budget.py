@@ -117,7 +117,7 @@ def test_it_never_exceeds_its_budget_and_goes_on_the_same(
         (None, "</think>hm</think> so", [Text("hm</think> so")]),
     ],
 )
-def test_who_goes_on_thinking_closes_it_once_more(
+def test_a_second_end_of_reasoning_is_dropped(
     budget: int | None, answer: str, expected: list[AnswerPart], tmp_path: Path
 ) -> None:
     tokenizer = templated(tmp_path / "added", "", ("<think>", "</think>"))

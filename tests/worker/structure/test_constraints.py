@@ -11,12 +11,11 @@ from protocol.answers import RequestFailed
 from protocol.requests import Constraint, Generate, Sampling, TextPrompt
 from tests.worker.structure.hostile import HOSTILE
 from worker.engines.batched import BatchedEngine
-from worker.engines.limits import Context
-from worker.engines.room import CacheRoom, CacheSizes
+from worker.engines.room import CacheRoom, CacheSizes, Context
 from worker.load.loading import LoadedModel
 from worker.prompt_cache.path import Paths
-from worker.runtime.prompts import Prepared, prepare
-from worker.structure.constraints import Compiled
+from worker.runtime.prompts import PreparedRequest, prepare
+from worker.structure.constraints import GrammarCache
 from worker.structure.grammar import ConstraintError
 
 PATHS = Paths(b"", None, needs_snapshots=False)
@@ -56,14 +55,16 @@ SUM = Constraint("grammar", 'start: N ("+" N)*\nN: /[0-9]+/')
         (SUM, "1+", False),
     ],
 )
-def test_what_matches(constraint: Constraint, text: str, matches: bool, model: LoadedModel) -> None:
+def test_matching_answers(
+    constraint: Constraint, text: str, matches: bool, model: LoadedModel
+) -> None:
     matcher = model.constraints._compiled.find(constraint).deep_copy()
     token_ids = model.tokenizer.encode(text, add_special_tokens=False)
     taken = matcher.try_consume_tokens(token_ids)
     assert (taken == len(token_ids) and matcher.is_accepting()) == matches
 
 
-def _prepare(model: LoadedModel, constraint: Constraint) -> Prepared | RequestFailed:
+def _prepare(model: LoadedModel, constraint: Constraint) -> PreparedRequest | RequestFailed:
     generate = Generate(
         request_id="r",
         prompt=TextPrompt("Hello"),
@@ -110,7 +111,7 @@ def _prepare(model: LoadedModel, constraint: Constraint) -> Prepared | RequestFa
         (Constraint("regex", "a" * 300_000), "300000 characters"),
     ],
 )
-def test_what_is_refused_is_named(constraint: Constraint, named: str, model: LoadedModel) -> None:
+def test_refusals_name_their_reason(constraint: Constraint, named: str, model: LoadedModel) -> None:
     refused = _prepare(model, constraint)
     assert isinstance(refused, RequestFailed)
     assert (refused.code, refused.field) == ("invalid_request_error", "constraint")
@@ -132,9 +133,9 @@ ONE_OF = '{"oneOf":[{"type":"string"},{"minLength":1}]}'
         ('{"type":"object","properties":{"a":{"format":"date"}}}', set()),
     ],
 )
-def test_what_is_not_enforced_is_said(schema: str, named: set[str], model: LoadedModel) -> None:
+def test_unenforced_keywords_are_named(schema: str, named: set[str], model: LoadedModel) -> None:
     prepared = _prepare(model, Constraint("json_schema", schema))
-    assert isinstance(prepared, Prepared)
+    assert isinstance(prepared, PreparedRequest)
     assert prepared.sequence.constrained is not None
     assert set(prepared.sequence.constrained.unenforced) == named
 
@@ -159,7 +160,7 @@ def test_hostile_ones_are_refused_or_run(name: str, model: LoadedModel) -> None:
     ended = 0
     while engine.active + engine.waiting:
         ended += sum(each.finish_reason is not None for each in engine.step())
-        ended += len(engine.take_broken())
+        ended += len(engine.remove_broken())
     engine.close()
     assert ended == 1
 
@@ -171,16 +172,16 @@ def test_a_model_without_a_fast_tokenizer_refuses(model: LoadedModel) -> None:
 
         _tokenizer = object()
 
-    compiled = Compiled(Slow(), 10, [2])
+    compiled = GrammarCache(Slow(), 10, [2])
     with pytest.raises(ConstraintError, match="tokenizer can't be used"):
         compiled.find(OBJECT)
 
 
-def test_what_is_kept_is_bounded_in_bytes(model: LoadedModel) -> None:
+def test_cached_grammars_are_bounded_in_bytes(model: LoadedModel) -> None:
     """Large ones count for more than small ones."""
 
-    def compiled(most_bytes: int) -> Compiled:
-        return Compiled(
+    def compiled(most_bytes: int) -> GrammarCache:
+        return GrammarCache(
             model.tokenizer, model.vocabulary, model.eos_token_ids, most_bytes=most_bytes
         )
 
@@ -213,8 +214,8 @@ def test_what_is_kept_is_bounded_in_bytes(model: LoadedModel) -> None:
     assert nothing.bytes_ == 0
 
 
-def test_the_last_ones_are_kept(model: LoadedModel) -> None:
-    compiled = Compiled(model.tokenizer, model.vocabulary, model.eos_token_ids, most_kept=2)
+def test_the_last_grammars_stay(model: LoadedModel) -> None:
+    compiled = GrammarCache(model.tokenizer, model.vocabulary, model.eos_token_ids, most_grammars=2)
     first = compiled.find(OBJECT)
     bad = Constraint("regex", "(")
     with pytest.raises(ConstraintError) as refused:

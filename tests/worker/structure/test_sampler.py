@@ -16,7 +16,7 @@ from worker.load.loading import LoadedModel
 from worker.mlx_lm.guessing import RowGuesses
 from worker.sampling.settings import RowSampling
 from worker.structure import sampler as sampler_module
-from worker.structure.sampler import Constrained, ConstrainedSampler, Thinking, masked
+from worker.structure.sampler import ConstrainedSampler, SequenceConstraint, Thinking, masked
 
 OBJECT = Constraint(
     "json_schema",
@@ -47,7 +47,7 @@ def _logprobs(rows: int, vocabulary: int, dtype: mx.Dtype = mx.float32) -> mx.ar
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
 @pytest.mark.parametrize("vocabulary", [40, 64, 100])
-def test_what_a_mask_leaves(vocabulary: int, dtype: mx.Dtype) -> None:
+def test_masked_log_probabilities(vocabulary: int, dtype: mx.Dtype) -> None:
     """Also where logits are wider or narrower than the masks."""
     logprobs = _logprobs(3, vocabulary, dtype)
     before = np.array(logprobs.astype(mx.float32))
@@ -70,7 +70,7 @@ def test_only_sums_need_a_total() -> None:
     assert mx.exp(result[1]).sum().item() == pytest.approx(1.0, rel=1e-3)
 
 
-def test_what_other_settings_forbid_may_come_if_nothing_else_may() -> None:
+def test_forbidden_tokens_may_come_if_a_constraint_allows_no_other() -> None:
     logprobs = _logprobs(1, 64)
     logprobs[0, 5] = -mx.inf
     logprobs[0, 6] = -mx.inf
@@ -81,9 +81,9 @@ def test_what_other_settings_forbid_may_come_if_nothing_else_may() -> None:
 
 def _constrained(
     model: LoadedModel, thinking: Thinking | None = None, constraint: Constraint = YES
-) -> Constrained:
+) -> SequenceConstraint:
     compiled = model.constraints._compiled
-    return Constrained(compiled.find(constraint), compiled.tokenizer, thinking=thinking)
+    return SequenceConstraint(compiled.find(constraint), compiled.tokenizer, thinking=thinking)
 
 
 def _thinking(model: LoadedModel, *, open_: bool) -> Thinking:
@@ -135,7 +135,7 @@ def test_reasoning_is_not_the_end_of_an_answer(model: LoadedModel) -> None:
     assert _steps(sampler, [{0: eos[0]}], 1)[0][0] not in eos
 
 
-def test_one_that_does_not_think_begins_at_once(model: LoadedModel) -> None:
+def test_a_model_without_reasoning_is_bound_at_once(model: LoadedModel) -> None:
     eos = tuple(model.eos_token_ids)
     sampler = ConstrainedSampler[str](lambda: ["row"])
     sampler.add(
@@ -169,7 +169,7 @@ def test_rows_come_and_leave(model: LoadedModel) -> None:
     for key in ("b", "c"):
         assert made[key][-1] in eos
         assert model.tokenizer.decode([each for each in made[key] if each not in eos]) == "yes"
-    assert sampler.take_broken() == {}
+    assert sampler.remove_broken() == {}
 
 
 def _flat(rows: int) -> mx.array:
@@ -200,7 +200,7 @@ def test_the_keys_of_an_object_are_forced(model: LoadedModel) -> None:
     assert max(len(forced) for _, forced in made) >= 3
 
 
-def test_what_is_forced_is_known_while_other_rows_begin(model: LoadedModel) -> None:
+def test_forced_tokens_are_known_while_other_rows_begin(model: LoadedModel) -> None:
     order = ["row"]
     sampler = ConstrainedSampler[str](lambda: order)
     for each in ("row", "other"):
@@ -230,12 +230,12 @@ def test_guesses_are_checked_as_if_they_had_come_one_by_one(
         rows = [RowGuesses("row", guesses)]
         logprobs = _flat(len(guesses) + 1)
         drawn = checked.check(logprobs, logprobs, rows).tolist()
-        (right,) = checked.settle(drawn)
+        (right,) = checked.accept(drawn)
         made += [*guesses[:right], drawn[right]]
         forced = checked.forced("row")
         assert plain[len(made) - 1 :][: len(forced)] == forced
     assert made == plain
-    assert checked.take_broken() == {}
+    assert checked.remove_broken() == {}
 
 
 def test_a_wrong_guess_is_counted_out(model: LoadedModel) -> None:
@@ -250,11 +250,11 @@ def test_a_wrong_guess_is_counted_out(model: LoadedModel) -> None:
     assert sampler.possible("row", [10, 9]) == [10, 9]
     drawn = sampler.check(logits, logits, rows).tolist()
     assert drawn == [10, 11, 12, 20, 21]
-    assert sampler.settle(drawn) == [1, 1]
+    assert sampler.accept(drawn) == [1, 1]
 
 
 @pytest.mark.parametrize("right", [0, 1, 2, 3])
-def test_reasoning_may_be_guessed_to_its_end(model: LoadedModel, right: int) -> None:
+def test_reasoning_may_be_guessed_up_to_the_end_tag(model: LoadedModel, right: int) -> None:
     """However many guesses are right, the row goes on where it then stands."""
     begin, inner, end = 300, 305, 301
     eos = tuple(model.eos_token_ids)
@@ -270,7 +270,7 @@ def test_reasoning_may_be_guessed_to_its_end(model: LoadedModel, right: int) -> 
     for at, token_id in enumerate([*guesses, inner][:right]):
         logits[at, token_id] = 50.0
     drawn = sampler.check(logits, logits, [RowGuesses("row", guesses)]).tolist()
-    assert sampler.settle(drawn) == [right]
+    assert sampler.accept(drawn) == [right]
     made = [*guesses[:right], drawn[right]]
     if right == 0:
         assert inner not in made
@@ -298,5 +298,5 @@ def test_a_row_whose_masks_are_all_too_slow_ends_alone(
     monkeypatch.setattr(sampler_module, "_SLOW_S", -1.0)
     rows = [RowGuesses("row", guesses), RowGuesses("free", [0])]
     drawn = again.check(_flat(6), _flat(6), rows).tolist()
-    assert again.settle(drawn) == [3, 1]
-    assert list(again.take_broken()) == ["row"]
+    assert again.accept(drawn) == [3, 1]
+    assert list(again.remove_broken()) == ["row"]

@@ -26,17 +26,16 @@ from tests.support.shapes import DEMO
 from tests.support.templates import templated
 from tests.worker.text.recorded import RECORDED
 from worker.engines.batched import BatchedEngine
-from worker.engines.limits import Context
-from worker.engines.room import CacheRoom, CacheSizes
+from worker.engines.room import CacheRoom, CacheSizes, Context
 from worker.engines.sequence import Engine
 from worker.engines.sequential import SequentialEngine
 from worker.load.loading import LoadedModel
 from worker.prompt_cache.path import Paths
-from worker.runtime.prompts import Prepared, prepare
+from worker.runtime.prompts import PreparedRequest, prepare
 from worker.sampling.scores import LogprobWriter
-from worker.structure.constraints import Compiled
+from worker.structure.constraints import GrammarCache
 from worker.structure.grammar import ConstraintError
-from worker.structure.sampler import Constrained
+from worker.structure.sampler import SequenceConstraint
 from worker.text.families import find_format
 from worker.text.stream import answer_stream
 
@@ -94,7 +93,7 @@ def _answer(
 ) -> tuple[list[AnswerPart], str, list[int]]:
     """Its parts, why it ended, and its tokens."""
     prepared = prepare(generate, model, Context(4096), PATHS)
-    assert isinstance(prepared, Prepared), prepared
+    assert isinstance(prepared, PreparedRequest), prepared
     engine = engine or _batched(model)
     engine.add(prepared.sequence)
     logprobs = LogprobWriter(model.token_bytes, prepared.prompt_ids)
@@ -109,7 +108,7 @@ def _answer(
                 if token.score is not None:
                     parts.append(logprobs.part(token.token_id, token.score))
                 parts += prepared.answer.add(token.token_id)
-        assert engine.take_broken() == []
+        assert engine.remove_broken() == []
     parts += prepared.answer.finish(complete=reason == "stop")
     engine.close()
     return parts, reason, ids
@@ -165,7 +164,7 @@ def test_every_engine_writes_it_and_goes_on_after_every_token(
         assert reason == "stop"
 
 
-def test_reasoning_comes_first_and_is_told_apart(model: LoadedModel) -> None:
+def test_reasoning_comes_first_and_is_split_off(model: LoadedModel) -> None:
     """Only the token of its tag begins it; the text of a tag is a text."""
     tokenizer, format_ = model.tokenizer, model.answer_format
     assert format_.reasoning is not None
@@ -215,7 +214,7 @@ def test_the_last_message_of_harmony(tmp_path: Path) -> None:
     recorded = next(each for each in RECORDED if each.family == "harmony")
     tokenizer = recorded.tokenizer(tmp_path / "model")
     text = "a<|end|>b<|start|>c"
-    spelled = Compiled(tokenizer, len(tokenizer), tokenizer.eos_token_ids).tokenizer
+    spelled = GrammarCache(tokenizer, len(tokenizer), tokenizer.eos_token_ids).tokenizer
     ids = [
         *tokenizer.encode("<|channel|>final<|message|>", add_special_tokens=False),
         *spelled.greedy_tokenize(text),
@@ -236,8 +235,8 @@ def _tokenizer(folder: Path, **changes: object) -> Any:
 
 
 def _writes(tokenizer: Any, constraint: Constraint) -> str:
-    compiled = Compiled(tokenizer, len(tokenizer), tokenizer.eos_token_ids)
-    matching = Constrained(compiled.find(constraint), compiled.tokenizer).begin()
+    compiled = GrammarCache(tokenizer, len(tokenizer), tokenizer.eos_token_ids)
+    matching = SequenceConstraint(compiled.find(constraint), compiled.tokenizer).make_matching()
     mask = allocate_token_bitmask(1, len(tokenizer))
     made: list[int] = []
     while not matching.matcher.is_stopped():

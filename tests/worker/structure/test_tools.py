@@ -25,9 +25,9 @@ from protocol.answers import (
 )
 from protocol.requests import Constraint, Generate, Sampling, TextPrompt, Tools
 from tests.worker.text.recorded import RECORDED, Recorded
-from worker.structure.constraints import Compiled, Constraints
+from worker.structure.constraints import Constraints, GrammarCache
 from worker.structure.grammar import ConstraintError
-from worker.structure.sampler import Constrained, Stage
+from worker.structure.sampler import SequenceConstraint, Stage
 from worker.text.families import find_format
 from worker.text.stream import answer_stream
 
@@ -71,7 +71,7 @@ class Model:
         """Its text and parts, and whether it is whole."""
         chance = random.Random(seed)
         constrained = self.constrained(tools)
-        matching = constrained.begin()
+        matching = constrained.make_matching()
         format_ = find_format(self.tokenizer)
         stream = answer_stream(_generate(tools), self.prompt_ids, self.tokenizer, format_)
         parts: list[AnswerPart] = []
@@ -104,7 +104,7 @@ class Model:
     def prompt_ids(self) -> list[int]:
         return self.ids(f"<|im_start|>user\nHi<|im_end|>\n{self.recorded.opening}")
 
-    def constrained(self, tools: Tools) -> Constrained:
+    def constrained(self, tools: Tools) -> SequenceConstraint:
         constrained = self.constraints.of(_generate(tools), self.prompt_ids, [])
         assert constrained is not None
         return constrained
@@ -116,7 +116,7 @@ class Model:
 
 def _model(recorded: Recorded, folder: Path) -> Model:
     tokenizer = recorded.tokenizer(folder / "model")
-    compiled = Compiled(tokenizer, len(tokenizer), tokenizer.eos_token_ids)
+    compiled = GrammarCache(tokenizer, len(tokenizer), tokenizer.eos_token_ids)
     return Model(recorded, tokenizer, Constraints(compiled, tokenizer, find_format(tokenizer)))
 
 
@@ -187,7 +187,7 @@ def test_a_call_must_be(model: Model) -> None:
     assert found
 
 
-def test_one_call_of_this_name_must_be(model: Model) -> None:
+def test_a_call_of_the_given_name_is_required(model: Model) -> None:
     tools = Tools(definitions=BOTH, choice="required", name="get-it_2", parallel=False)
     found = []
     for seed in range(3):
@@ -236,7 +236,7 @@ def test_strict_arguments_of_a_call_that_may_be(name: str, tmp_path: Path) -> No
         assert matcher.is_accepting() == matches
 
 
-def _first(constrained: Constrained) -> Any:
+def _first(constrained: SequenceConstraint) -> Any:
     """Which tokens it may begin with, as bits."""
     mask = allocate_token_bitmask(1, constrained.tokenizer.vocab_size)
     fill_next_token_bitmask(constrained.compiled.deep_copy(), mask)
@@ -286,7 +286,7 @@ def test_a_call_or_an_answer_that_matches(
         ("llama 3", Constraint("json_object"), "without a tag"),
     ],
 )
-def test_what_can_not_be_had_beside_tools(
+def test_constraints_that_are_refused_beside_tools(
     name: str, constraint: Constraint, said: str, tmp_path: Path
 ) -> None:
     model = _model(_named(name), tmp_path)
@@ -301,7 +301,7 @@ def test_nothing_is_bound_without_strictness(tmp_path: Path) -> None:
         assert model.constraints.of(_generate(tools), [1], []) is None
 
 
-def test_what_is_left_out_is_named_without_strictness_too(tmp_path: Path) -> None:
+def test_unenforced_keywords_are_named_without_strictness_too(tmp_path: Path) -> None:
     model = _model(RECORDED[0], tmp_path)
     schema = {"type": "object", "properties": {"a": {"type": "string", "not": {"const": "z"}}}}
     definitions = json.dumps([_definition("weather", schema)])
@@ -324,7 +324,7 @@ def test_schemas_that_cannot_be_done(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("thinks", [True, False])
-def test_who_was_told_not_to_think_is_bound_at_once(tmp_path: Path, *, thinks: bool) -> None:
+def test_answers_without_reasoning_are_bound_at_once(tmp_path: Path, *, thinks: bool) -> None:
     model = _model(_named("qwen3"), tmp_path)
     generate = replace(
         _generate(Tools(definitions=BOTH)),

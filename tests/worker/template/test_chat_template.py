@@ -158,7 +158,7 @@ def test_arguments_that_are_refused_by_name(templates: Templates, name: str, why
     assert caught.value.code == "invalid_request_error"
 
 
-def test_what_a_template_refuses(templates: Templates) -> None:
+def test_messages_that_a_template_refuses(templates: Templates) -> None:
     refusing = "{{ raise_exception('Say please.') }}"
     with pytest.raises(PromptError, match=r"refuses these messages: Say please\.") as caught:
         templates.render(refusing)

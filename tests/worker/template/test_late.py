@@ -8,7 +8,7 @@ import pytest
 
 from protocol.requests import CalledTool, ChatMessage, Picture
 from tests.support.templates import Templates
-from worker.template.order import as_users
+from worker.template.writer import as_users
 
 # Each message where it stands.
 TAKES: Final = """\
@@ -99,7 +99,7 @@ def test_the_beginning_stays_what_it_was(templates: Templates, template: str) ->
         before = rendered
 
 
-def test_what_was_thought_in_this_turn_stays(templates: Templates) -> None:
+def test_reasoning_of_this_turn_stays(templates: Templates) -> None:
     before = templates.render(STRICT, (SYSTEM, HELLO, CALLS, RESULT))
     assert "(Hm)=look<tool>Wet" in before
     after = templates.render(STRICT, (SYSTEM, HELLO, CALLS, RESULT, LATE))

@@ -58,7 +58,7 @@ def test_without_going_on_the_message_is_closed(tokenizer: Any) -> None:
     assert text.endswith("Paris is<|im_end|>\n<|im_start|>assistant\n<think>\n")
 
 
-def test_a_template_that_leaves_the_message_out_is_told(tmp_path: Path) -> None:
+def test_a_template_that_leaves_the_message_out_is_reported(tmp_path: Path) -> None:
     template = "{% for each in messages if each.role == 'user' %}{{ each.content }}{% endfor %}"
     chat = ChatTemplate(templated(tmp_path / "made", template))
     with pytest.raises(PromptError, match="leaves out the content of the last message"):

@@ -12,8 +12,7 @@ from mlx_lm.utils import load_tokenizer
 from protocol.requests import CalledTool, ChatMessage
 from tests.support.shapes import DEMO
 from worker.mlx_lm.text import tokenizer_inside
-from worker.template.order import as_users
-from worker.template.writer import MessageWriter
+from worker.template.writer import MessageWriter, as_users
 
 END: Final = "<end>"
 _WRITE: Final = """\
@@ -163,7 +162,7 @@ def test_a_template_that_takes_them_gets_them_as_they_are(renderer: Any, roles: 
 
 
 @pytest.mark.parametrize("name", ["Mistral Nemo", "Devstral"])
-def test_whoever_said_nothing_gets_a_filler(renderer: Any, name: str) -> None:
+def test_a_missing_turn_gets_a_filler(renderer: Any, name: str) -> None:
     rendered = Rendered(renderer, STRICT[name])
     assert rendered(_said("user", "user")) == (
         "<user>said 0.<end><assistant>(no answer)<end><user>said 1.<end>"

@@ -146,7 +146,7 @@ def test_without_tools_calls_are_text(model: Model) -> None:
         assert [each for each in parts if isinstance(each, Reasoning)] == reasoning
 
 
-def test_one_call_is_all_if_one_is_wanted(model: Model) -> None:
+def test_a_single_call_ends_the_answer_if_one_is_wanted(model: Model) -> None:
     stream = model.stream(Tools(definitions=DEFINITIONS, parallel=False))
     parts = parts_of(stream, model.byte_ids(model.recorded.answer))
     wanted = []

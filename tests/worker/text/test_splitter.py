@@ -52,12 +52,12 @@ def _read(
     parts = []
     for at in range(0, len(text), size):
         splitter.feed(text[at : at + size])
-        parts += assembly.take()
+        parts += assembly.collect()
         if assembly.over:
             break
     splitter.finish(complete=complete)
     assembly.finish()
-    return merged(parts + assembly.take()), assembly
+    return merged(parts + assembly.collect()), assembly
 
 
 def _parts(text: str, format_: AnswerFormat = QWEN, **how: Any) -> list[AnswerPart]:
@@ -92,7 +92,7 @@ def _tagged(text: str) -> str:
         '{"name": "f", "arguments": {}}',
     ],
 )
-def test_what_is_no_call_is_text(text: str) -> None:
+def test_blocks_without_a_call_are_text(text: str) -> None:
     assert _parts(text) == [Text(text)]
     assert _parts(text, complete=False) == [Text(text)]
 
@@ -104,7 +104,7 @@ def test_a_call_after_what_was_none() -> None:
     assert _parts(f"<tool_call>\n{_tagged(ONE)}") == [Text("<tool_call>"), CALL]
 
 
-def test_what_follows_a_call_within_its_block() -> None:
+def test_text_after_a_call_within_its_block() -> None:
     assert _parts(_tagged(f"{ONE} junk")) == [CALL, Text("junk</tool_call>")]
     # Models close more than they opened.
     assert _parts(_tagged(f"{ONE}}}")) == [CALL]
@@ -138,11 +138,11 @@ def test_calls_come_as_they_are_written() -> None:
     assembly = Assembly(())
     splitter = _splitter(QWEN, assembly)
     splitter.feed('<tool_call>{"name": "f", "arguments": {')
-    assert merged(assembly.take()) == [ToolCall(0, "{", "f")]
+    assert merged(assembly.collect()) == [ToolCall(0, "{", "f")]
     splitter.feed('"a": "long')
-    assert assembly.take() == [ToolCall(0, '"a": "long')]
+    assert assembly.collect() == [ToolCall(0, '"a": "long')]
     splitter.feed(' text"}')
-    assert assembly.take() == [ToolCall(0, ' text"}')]
+    assert assembly.collect() == [ToolCall(0, ' text"}')]
 
 
 QUOTING = '{"name": "f", "arguments": {"a": "<think>x</think> y"}}'
@@ -177,11 +177,11 @@ def test_a_call_that_is_thought_of_counts_if_the_thought_never_ends(
     assert _parts(f"<think>{text}") == parts
 
 
-def test_reasoning_goes_on_being_told_after_a_tag_that_begins_no_call() -> None:
+def test_reasoning_goes_on_after_a_tag_that_begins_no_call() -> None:
     assembly = Assembly(())
     splitter = _splitter(QWEN, assembly)
     splitter.feed("<think>I could use <tool_call> for this. Then")
-    assert assembly.take() == [Reasoning("I could use <tool_call> for this. Then")]
+    assert assembly.collect() == [Reasoning("I could use <tool_call> for this. Then")]
 
 
 @pytest.mark.parametrize(
@@ -232,13 +232,13 @@ def test_a_call_without_end_is_text_from_some_size_on(monkeypatch: pytest.Monkey
     assembly = Assembly(())
     splitter = _splitter(QWEN, assembly)
     splitter.feed(text)
-    assert assembly.take() == []
+    assert assembly.collect() == []
     splitter.feed("y" * 200)
-    assert assembly.take() == [Text(text + "y" * 200)]
+    assert assembly.collect() == [Text(text + "y" * 200)]
     whole = "<|python_start|>[" + "1," * 500
     splitter = _splitter(_family("llama4"), assembly)
     splitter.feed(whole)
-    assert assembly.take() == [Text(whole)]
+    assert assembly.collect() == [Text(whole)]
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from protocol.answers import AnswerPart, Text, ToolCall, merged
 from worker.calls.assembly import Assembly
-from worker.calls.forms import BARE_FUNCTIONS, DSML, FUNCTIONS, OF_MLX_LM, SEED
-from worker.calls.tagged import Form
-from worker.text.blocks import tagged_calls
+from worker.calls.tagged import BARE_FUNCTIONS, DSML, FUNCTIONS, OF_MLX_LM, SEED, TagForm
+from worker.text.families import tagged_calls
 from worker.text.format import AnswerFormat, CallBlock
 from worker.text.splitter import TagSplitter
 
@@ -33,7 +32,7 @@ Write = Callable[[str, Mapping[str, str]], str]
 
 
 class Family(NamedTuple):
-    form: Form
+    form: TagForm
     write: Write
     tags: tuple[str, ...]
     # The text between two calls of a block; None: a block has one call.
@@ -119,7 +118,7 @@ FAMILIES = {
 }
 
 
-def _parts(form: Form, text: str, size: int, *, complete: bool = True) -> list[AnswerPart]:
+def _parts(form: TagForm, text: str, size: int, *, complete: bool = True) -> list[AnswerPart]:
     assembly = Assembly(())
     known = not form.end
     block = CallBlock(form.start, tagged_calls(form, known=known), loose=known)
@@ -129,10 +128,10 @@ def _parts(form: Form, text: str, size: int, *, complete: bool = True) -> list[A
     parts = list[AnswerPart]()
     for at in range(0, len(text), size):
         splitter.feed(text[at : at + size])
-        parts += assembly.take()
+        parts += assembly.collect()
     splitter.finish(complete=complete)
     assembly.finish()
-    return merged(parts + assembly.take())
+    return merged(parts + assembly.collect())
 
 
 def _calls(parts: list[AnswerPart]) -> list[tuple[str | None, dict[str, Any]]]:
@@ -273,7 +272,7 @@ def test_a_block_without_its_first_tag_and_one_with_it() -> None:
     assert _calls(_parts(BARE_FUNCTIONS, text, 1)) == calls
 
 
-def test_cdata_is_text_up_to_its_end() -> None:
+def test_cdata_is_text_up_to_the_end_tag() -> None:
     value = 'a </param></function> b\n<param name="path">\n' + "x = 1\n" * 4000
     text = (
         f'<function name="write_file"><param name="content"><![CDATA[{value}]]></param></function>'

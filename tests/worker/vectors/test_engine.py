@@ -103,7 +103,7 @@ def test_many_vectors_come_in_several_frames() -> None:
     assert bench.received("r").shape == (20_000, 16)
 
 
-def test_what_is_removed_is_not_computed(bert: np.ndarray) -> None:
+def test_removed_jobs_are_not_computed(bert: np.ndarray) -> None:
     bench = Bench("bert")
     bench.engine.add_job(VectorJob("gone", "embedding", TEXTS))
     bench.engine.add_job(VectorJob("stays", "embedding", TEXTS))

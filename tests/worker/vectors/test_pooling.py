@@ -42,7 +42,7 @@ def test_pooling(pooling: Pooling, chunk: int) -> None:
         row[length:] = np.nan
     pool = Pool((pooling, "mean"), LENGTHS, SKIPPED)
     for begin in range(0, 12, chunk):
-        pool.take(mx.array(states[:, begin : begin + chunk]))
+        pool.add(mx.array(states[:, begin : begin + chunk]))
     result = np.array(pool.result())
     for index, (length, skipped) in enumerate(zip(LENGTHS, SKIPPED, strict=True)):
         text = states[index, :length]

@@ -14,7 +14,7 @@ from protocol.message import pack
 from protocol.requests import Embed, TextPrompt, TokenPrompt
 from tests.support.minilm import minilm
 from tests.support.shapes import DEMO
-from worker.engines.limits import Context
+from worker.engines.room import Context
 from worker.load.loading import read_tokenizer
 from worker.vectors.jobs import VectorJob
 from worker.vectors.making import VectorTokenizer
@@ -102,7 +102,7 @@ def test_a_query_comes_before_its_documents(tokenizer: Any) -> None:
     ]
 
 
-def test_pairs_of_texts_are_told_apart(tokenizer: Any) -> None:
+def test_pairs_of_texts_have_types(tokenizer: Any) -> None:
     texts = VectorTokenizer(tokenizer, 30_522, RECIPE, "score", pairs=True)
     [text] = _job(texts, _embed("b", query="a a")).texts
     assert tokenizer.decode(text.token_ids) == "[CLS] a a [SEP] b [SEP]"
@@ -141,7 +141,7 @@ def test_a_decoder_is_asked_for_yes_or_no() -> None:
         (_embed([1], query="q"), None, None, ""),
     ],
 )
-def test_what_cannot_be_done_is_named(
+def test_impossible_requests_are_explained(
     tokenizer: Any, embed: Embed, code: str | None, field: str | None, words: str
 ) -> None:
     texts = _texts(tokenizer)
@@ -227,6 +227,6 @@ def test_files_without_a_word(tmp_path: Path) -> None:
         {"modules.json": 7},
     ],
 )
-def test_what_is_not_done_is_said(tmp_path: Path, files: dict[str, Any]) -> None:
+def test_unsupported_files_are_explained(tmp_path: Path, files: dict[str, Any]) -> None:
     with pytest.raises(RecipeError):
         read_recipe(_write(tmp_path, files), {}, "mean")

@@ -33,7 +33,7 @@ def _states(name: str, dtype: mx.Dtype = mx.float32) -> list[np.ndarray]:
     assert backbone is not None
     lengths = [len(each) for each in TOKENS]
     rows = mx.array([each + [0] * (max(lengths) - len(each)) for each in TOKENS])
-    states = backbone.states(PaddedTexts(rows, None, lengths), backbone.begin())
+    states = backbone.states(PaddedTexts(rows, None, lengths), backbone.make_caches())
     return [
         np.array(row[:length].astype(mx.float32))
         for row, length in zip(states, lengths, strict=True)
@@ -73,7 +73,7 @@ def test_scores(name: str) -> None:
     texts = [TokenizedText(ids, types=each) for ids, each in zip(TOKENS, types, strict=True)]
     engine.add(VectorJob("1", "score", texts))
     while engine.jobs:
-        assert engine.begin(None)
+        assert engine.start_batch(None)
         engine.step(beside_decoding=False)
     made = np.frombuffer(sent[0].vectors, np.float32)
     logits = np.concatenate(_expected(name))

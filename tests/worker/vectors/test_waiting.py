@@ -29,7 +29,7 @@ def test_every_text_is_taken_once_and_no_batch_is_too_large(
         first = min(left, key=lambda number: (-jobs[number][1], number))
         assert waiting.longest() == max(jobs[first][0][place] for place in left[first])
         wanted, reach = waiting.longest(), waiting.reach()
-        taken = waiting.take(most, reach)
+        taken = waiting.next_batch(most, reach)
         longest = max(each.tokens for each in taken)
         assert len(taken) * longest <= most or len(taken) == 1
         # Who came first is not kept waiting by others that fit better.
@@ -42,15 +42,15 @@ def test_every_text_is_taken_once_and_no_batch_is_too_large(
             if not left[each.job]:
                 del left[each.job]
     assert len(waiting) == 0
-    assert waiting.take(most, most) == []
+    assert waiting.next_batch(most, most) == []
     assert waiting.longest() == 0
 
 
 def test_padding_is_bounded() -> None:
     waiting = WaitingTexts()
     waiting.add(0, [100, 98, 40], priority=0)
-    assert [each.tokens for each in waiting.take(2048, 2048)] == [98, 100]
-    assert [each.tokens for each in waiting.take(2048, 2048)] == [40]
+    assert [each.tokens for each in waiting.next_batch(2048, 2048)] == [98, 100]
+    assert [each.tokens for each in waiting.next_batch(2048, 2048)] == [40]
 
 
 def test_requests_share_a_batch() -> None:
@@ -58,17 +58,17 @@ def test_requests_share_a_batch() -> None:
     for number, tokens in enumerate([30, 25, 38, 39, 41]):
         waiting.add(number, [tokens], priority=0)
     assert waiting.reach() == 40
-    assert [each.tokens for each in waiting.take(2048, longest_tokens=38)] == [25, 30]
-    assert [each.tokens for each in waiting.take(2048, longest_tokens=40)] == [38, 39]
-    assert [each.tokens for each in waiting.take(1, longest_tokens=54)] == [41]
+    assert [each.tokens for each in waiting.next_batch(2048, longest_tokens=38)] == [25, 30]
+    assert [each.tokens for each in waiting.next_batch(2048, longest_tokens=40)] == [38, 39]
+    assert [each.tokens for each in waiting.next_batch(1, longest_tokens=54)] == [41]
 
 
 def test_a_job_of_another_needs_not_wait_for_the_end_of_a_long_one() -> None:
     waiting = WaitingTexts()
     waiting.add(0, [200] * 100, 0, "a")
-    waiting.take(400, waiting.reach())
+    waiting.next_batch(400, waiting.reach())
     waiting.add(1, [20], 0, "b")
-    assert {each.job for each in waiting.take(400, waiting.reach())} == {1}
+    assert {each.job for each in waiting.next_batch(400, waiting.reach())} == {1}
 
 
 @given(st.integers(1, 3), st.integers(20, 300), st.integers(20, 300))
@@ -78,7 +78,7 @@ def test_sharers_get_tokens_by_their_shares(share: int, mine: int, yours: int) -
     waiting.add(1, [yours] * 2000, 0, "b", 1)
     tokens = {0: 0, 1: 0}
     while sum(tokens.values()) < 40_000:
-        for each in waiting.take(600, waiting.longest()):
+        for each in waiting.next_batch(600, waiting.longest()):
             tokens[each.job] += each.tokens
     if min(mine, yours) < 0.75 * max(mine, yours):
         assert abs(tokens[0] - share * tokens[1]) <= 1200 * share

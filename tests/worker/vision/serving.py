@@ -8,15 +8,14 @@ from protocol.message import pack
 from protocol.requests import ChatMessage, ChatPrompt, Generate, Picture, Sampling
 from worker.engines.batched import BatchedEngine
 from worker.engines.decoding import Caches
-from worker.engines.limits import Context
-from worker.engines.room import CacheRoom, CacheSizes
+from worker.engines.room import CacheRoom, CacheSizes, Context
 from worker.engines.sequence import Sequence, Token
 from worker.engines.sequential import SequentialEngine
 from worker.load.loading import LoadedModel
 from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.path import Paths
-from worker.runtime.prompts import Prepared, prepare
+from worker.runtime.prompts import PreparedRequest, prepare
 
 CONTEXT = Context(4096)
 GREEDY = Sampling(seed=1, temperature=0.0)
@@ -73,12 +72,12 @@ class Serving:
             )
         else:
             self.engine = SequentialEngine(
-                model.model, (), room, caches, self.cache, begin=model.model.begin
+                model.model, (), room, caches, self.cache, make_prompt=model.model.start_prompt
             )
 
-    def prepare(self, generate: Generate) -> Prepared:
+    def prepare(self, generate: Generate) -> PreparedRequest:
         prepared = prepare(generate, self.model, CONTEXT, self.paths)
-        assert isinstance(prepared, Prepared)
+        assert isinstance(prepared, PreparedRequest)
         return prepared
 
     def sequence(self, generate: Generate) -> Sequence:
@@ -106,7 +105,7 @@ class Serving:
                     break
             for token in self.engine.step():
                 made[token.request_id].append(token)
-            self.engine.keep()
-            assert self.engine.take_broken() == []
+            self.engine.store_blocks()
+            assert self.engine.remove_broken() == []
             steps += 1
         return made

@@ -81,12 +81,12 @@ def test_rows_of_both_kinds_join_leave_and_are_put_aside(
             engine.add(coming.pop(0))
         for token in engine.step():
             made[token.request_id].append(token.token_id)
-        engine.keep()
+        engine.store_blocks()
         rows = max(rows, engine.active)
         steps += 1
         if puts_aside and steps % 12 == 0 and any(len(each) for each in engine._batches):
             batch = next(each for each in engine._batches if len(each))
-            engine._add_first(batch.put_aside(batch.least_missed()[0]))
+            engine._add_first(batch.put_aside(batch.next_to_put_aside()[0]))
     assert made == expected
     assert rows >= 4
 
@@ -254,7 +254,7 @@ def test_pictures_that_do_not_fit(model: LoadedModel) -> None:
     made, broken = [], []
     while serving.engine.active + serving.engine.waiting:
         made += [each.token_id for each in serving.engine.step()]
-        broken += serving.engine.take_broken()
+        broken += serving.engine.remove_broken()
     assert [(each.request_id, each.pictures) for each in broken] == [("bad", True)]
     assert made == Serving(model).answer(good)
 
@@ -269,8 +269,8 @@ def test_the_trial(model: LoadedModel) -> None:
 def test_the_trial_finds_faults(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
+    from worker.mlx_lm.added_caches import RowShifts
     from worker.mlx_lm.row_caches import RowLengths
-    from worker.mlx_lm.row_shifts import RowShifts
     from worker.vision.trial import why_alone
 
     if fault == "shift" and not model.model._shifts:
@@ -296,18 +296,18 @@ def test_the_trial_finds_faults(
 def test_prompts_that_must_come_whole(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their pictures come in one call, whatever is cached and however short chunks are."""
     from worker import mlx_vlm
-    from worker.vision.prompt import Prompted
+    from worker.vision.prompt import EmbeddedPrompt
 
     talk = _Conversation(model)
-    compute = Prompted.__call__
+    compute = EmbeddedPrompt.__call__
     calls: list[int] = []
 
-    def call(self: Prompted, tokens: mx.array, cache: list[Any]) -> mx.array:
+    def call(self: EmbeddedPrompt, tokens: mx.array, cache: list[Any]) -> mx.array:
         calls.append(tokens.shape[1])
         return compute(self, tokens, cache)
 
     monkeypatch.setattr(mlx_vlm, "computes_in_chunks", lambda *_: False)
-    monkeypatch.setattr(Prompted, "__call__", call)
+    monkeypatch.setattr(EmbeddedPrompt, "__call__", call)
     talk.say(user("See " + LONG, png(RED)))
     asked = talk.cached.sequence(ask("r", *talk.messages[:1], tokens=12))
     assert asked.pictures is not None

@@ -12,10 +12,10 @@ from protocol.message import pack
 from protocol.requests import Generate
 from tests.support.pictures import BLACK, GREEN, RED, png
 from tests.worker.vision.serving import CONTEXT, Serving, ask, user
-from worker.engines.limits import Context
+from worker.engines.room import Context
 from worker.load.loading import LoadedModel, load
 from worker.prompt_cache.path import Paths
-from worker.runtime.prompts import Prepared, prepare
+from worker.runtime.prompts import PreparedRequest, prepare
 from worker.system.errors import ModelError
 
 pytest.importorskip("mlx_vlm", reason="the extra vision is not installed")
@@ -56,7 +56,7 @@ def _generate(text: str, *files: bytes, delivered: tuple[int, ...] = ()) -> Gene
     return ask("r", user(text, *files), tokens=TOKENS, delivered=delivered)
 
 
-def _by_mlx_vlm(folder: Path, prepared: Prepared) -> list[int]:
+def _by_mlx_vlm(folder: Path, prepared: PreparedRequest) -> list[int]:
     import mlx.core as mx
     from mlx_vlm.generate.ar import generate_step
     from mlx_vlm.utils import load_model
@@ -96,7 +96,7 @@ def test_tells_pictures_apart(serving: Serving) -> None:
 
 
 @pytest.mark.slow
-def test_one_after_the_other(model: LoadedModel, serving: Serving) -> None:
+def test_sequences_run_one_after_another(model: LoadedModel, serving: Serving) -> None:
     """Positions that the model keeps of one are not the next one's."""
     asked = [_generate("a b", png(RED)), _generate("a b"), _generate("a b", png(BLACK, 60, 120))]
     alone = [Serving(model).answer(each) for each in asked]

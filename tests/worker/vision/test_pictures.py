@@ -16,7 +16,7 @@ from protocol.requests import (
     Picture,
 )
 from tests.support.pictures import GREEN, RED, bomb, png
-from worker.vision import PictureInputs, Seen, UndecodablePictureError
+from worker.vision import PictureInputs, PictureSpan, UndecodablePictureError
 from worker.vision.pictures import decode_pictures, find_pictures
 
 
@@ -113,14 +113,16 @@ def test_each_picture_has_its_tokens() -> None:
 @pytest.mark.parametrize(
     ("token", "begin", "end"), [(9, 1, 5), (8, 0, 6), (None, 0, 6)], ids=["tiles", "other", "none"]
 )
-def test_pictures_whose_tokens_are_not_told_apart(token: int | None, begin: int, end: int) -> None:
+def test_pictures_whose_tokens_are_not_distinguished(
+    token: int | None, begin: int, end: int
+) -> None:
     """They count as one."""
     (found,) = find_pictures([1, 9, 2, 9, 9, 3], token, _pictures(png(RED)))
     assert (found.begin, found.end) == (begin, end)
 
 
 def _inputs(**arrays: Any) -> PictureInputs:
-    return PictureInputs(arrays, 9, (Seen(1, 3, b"a"), Seen(4, 7, b"b")))
+    return PictureInputs(arrays, 9, (PictureSpan(1, 3, b"a"), PictureSpan(4, 7, b"b")))
 
 
 def test_the_pictures_before_a_place() -> None:

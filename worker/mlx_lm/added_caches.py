@@ -1,4 +1,4 @@
-"""Caches whose keys and values are quantized, for one row or for the rows of a batch."""
+"""Caches that mlx-lm lacks: of quantized keys and values for a batch, and of shifted positions."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Any, Final, TypeAlias
 
 import mlx.core as mx
 from mlx_lm.models.cache import CacheList, KVCache, make_prompt_cache
-
-from worker.mlx_lm.row_shifts import RowShifts
 
 # So many numbers share one scale and one bias, by mlx-lm's own default.
 _GROUP_SIZE: Final = 64
@@ -88,3 +86,61 @@ def _quantized(cache: Any, bits: int) -> Any:
     if isinstance(cache, CacheList):
         return CacheList(*(_quantized(each, bits) for each in cache.caches))
     return cache if isinstance(cache, RowShifts) else QuantizedCache(bits)
+
+
+class RowShifts:
+    """How far the positions of each row are shifted, since a picture may take fewer positions than
+    it has tokens.
+
+    The shifts stand in the list of a model's caches, so that batches carry them along while rows
+    join and leave. They have no tokens, and count as an empty cache.
+    """
+
+    nbytes = 0
+    state = ()
+
+    def __init__(self, shifts: Sequence[int] = (0,)) -> None:
+        self.set(shifts)
+
+    def set(self, shifts: Sequence[int]) -> None:
+        self.shifts = list(shifts)
+        self._array: mx.array | None = None
+
+    @property
+    def array(self) -> mx.array:
+        """The shifts, shape (rows, 1)."""
+        if self._array is None:
+            self._array = mx.array(self.shifts)[:, None]
+        return self._array
+
+    def empty(self) -> bool:
+        return True
+
+    def size(self) -> int:
+        return 0
+
+    def prepare(self, **_: object) -> None:
+        """Padding shifts nothing."""
+
+    def finalize(self) -> None:
+        """Padding has shifted nothing."""
+
+    def filter(self, rows: Sequence[int]) -> None:
+        self.set([self.shifts[row] for row in rows])
+
+    def extend(self, other: RowShifts) -> None:
+        self.set(self.shifts + other.shifts)
+
+    def extract(self, row: int) -> RowShifts:
+        return RowShifts(self.shifts[row : row + 1])
+
+    @classmethod
+    def merge(cls, each: Sequence[RowShifts]) -> RowShifts:
+        return cls([shift for one in each for shift in one.shifts])
+
+
+def shift_row(caches: Sequence[object], shift: int) -> None:
+    """Shift the positions of the one row that these caches belong to."""
+    for each in caches:
+        if isinstance(each, RowShifts):
+            each.set([shift])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from worker.engines.row_bound import MOST_ROWS, most_rows
-from worker.guesses.costs import StepCosts
+from worker.guesses.costs import MOST_ROWS, StepCosts, most_rows
 
 
 def _costs(seconds: dict[int, float]) -> StepCosts:

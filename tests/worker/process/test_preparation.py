@@ -6,7 +6,7 @@ import threading
 from functools import partial
 
 from tests.support.gateway import eventually
-from worker.process.fair_lane import FairLane
+from worker.process.preparation import FairLane
 
 
 class _Lane:

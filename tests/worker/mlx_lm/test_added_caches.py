@@ -6,9 +6,9 @@ from copy import deepcopy
 
 from mlx_lm.models.cache import KVCache
 
+from worker.mlx_lm.added_caches import RowShifts, shift_row
 from worker.mlx_lm.caches import bytes_of
 from worker.mlx_lm.row_caches import rows_caches
-from worker.mlx_lm.row_shifts import RowShifts, shift_row
 
 
 def test_rows_join_and_leave() -> None:

@@ -9,7 +9,7 @@ from typing import Final
 import mlx.core as mx
 import pytest
 
-from worker.mlx_lm.array_size import MOST_ELEMENTS, most_parts
+from worker.system.memory import MOST_ELEMENTS, most_parts
 
 _JOIN: Final = "from worker.errands.probe import join_arrays; print(join_arrays({}).wrong)"
 # The process compiles kernels, and joins 4 GB.
