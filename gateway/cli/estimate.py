@@ -237,7 +237,9 @@ def _of_command(
         raise CommandError(f"There is no estimate for {model}: {error}") from error
     usable_bytes = budget_bytes(settings.memory) - read_stranded(state_dir.stranded_path).bytes
     possible = possible_beside(configured, settings, usable_bytes, learned)
-    outline = outline_of_command(found, possible.bytes, possible.kept_bytes, possible.companions)
+    outline = outline_of_command(
+        found, possible.bytes, possible.reserved_bytes, possible.companions
+    )
     about = None if running is None else running.about
     failure = None if running is None else running.failure
     return _Estimate(outline, bool(settings.groups), about, failure, None)
@@ -294,7 +296,7 @@ def _outline(
     )
     usable_bytes = budget_bytes(settings.memory) - read_stranded(state_dir.stranded_path).bytes
     possible = possible_beside(configured, settings, usable_bytes, learned)
-    return outline_of(found, possible.bytes, possible.kept_bytes, possible.companions)
+    return outline_of(found, possible.bytes, possible.reserved_bytes, possible.companions)
 
 
 def _printed(model: str, answer: _Estimate) -> EstimateReport:
@@ -367,9 +369,9 @@ def _sentence(answer: _Estimate) -> str:
     found = answer.outline
     needed, possible = format_size(found.needed_bytes), format_size(found.possible_bytes)
     beside = ""
-    if found.kept_bytes:
+    if found.reserved_bytes:
         whose = "pinned models and groups" if answer.grouped else "pinned models"
-        beside = f" beside the {format_size(found.kept_bytes)} of {whose}"
+        beside = f" beside the {format_size(found.reserved_bytes)} of {whose}"
     asks = f"its floor is {needed}, and {possible} is available{beside}."
     match found.verdict:
         case "fits":

@@ -95,13 +95,13 @@ class Recorder:
 
     def _take(self) -> Sample:
         fleet = self._fleet
-        ledger = fleet.scheduler.admission.ledger
+        ledger = fleet.scheduler.ledger
         waiting, prompt_tokens = 0, 0
         first_token_s: list[float] = []
         models: dict[str, ModelSample] = {}
-        for compartment in fleet.roster.everyone:
-            meter, model_id = compartment.traffic.meter, compartment.model.id
-            waiting += compartment.traffic.queue.waiting
+        for supervisor in fleet.roster.everyone:
+            meter, model_id = supervisor.traffic.meter, supervisor.model.id
+            waiting += supervisor.traffic.queue.waiting
             first_token_s += meter.latest_s
             meter.latest_s.clear()
             before = self._counted.get(meter, (0, 0))
@@ -109,7 +109,7 @@ class Recorder:
             prompt_tokens += meter.prompt_tokens - before[0]
             allocation = ledger.allocation(model_id)
             models[model_id] = ModelSample(
-                _bytes([] if compartment.worker is None else [compartment.worker]),
+                _bytes([] if supervisor.worker is None else [supervisor.worker]),
                 0 if allocation is None else allocation.floor_bytes,
                 0 if allocation is None else max(0, allocation.lent_bytes),
                 meter.generated_tokens - before[1],

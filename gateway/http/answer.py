@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.http.access_log import note_usage
 from gateway.http.errors import CLIENT_LEFT, envelope, error_response, note_outcome, note_refusal
 from gateway.http.exchange import direct_writer_of
-from gateway.models.compartment import Compartment
+from gateway.models.model_supervisor import ModelSupervisor
 from gateway.requests.choices import Choice, Choices, Format, pieces
 from gateway.requests.request import AnswerPiece, ClientGoneError, Request
 from gateway.system.refusal import Refusal
@@ -120,9 +120,9 @@ class Reply(Response):
     A failure before the first byte is a plain error response.
     """
 
-    def __init__(self, compartment: Compartment, requests: Sequence[Request]) -> None:
+    def __init__(self, supervisor: ModelSupervisor, requests: Sequence[Request]) -> None:
         self.background = None
-        self._compartment = compartment
+        self._supervisor = supervisor
         self._requests = requests
 
     async def write(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -155,7 +155,7 @@ class Reply(Response):
     def _cancel(self) -> None:
         for each in self._requests:
             if not each.over:
-                self._compartment.traffic.cancel(each)
+                self._supervisor.traffic.cancel(each)
 
 
 async def until_gone(receive: Receive) -> None:
@@ -171,7 +171,7 @@ class Answer(Reply):
 
     def __init__(
         self,
-        compartment: Compartment,
+        supervisor: ModelSupervisor,
         requests: Sequence[Request],
         form: Format,
         *,
@@ -184,7 +184,7 @@ class Answer(Reply):
         are for an answer, not for an error. `complete` is awaited when the whole answer has come,
         before its end is sent to the client.
         """
-        super().__init__(compartment, requests)
+        super().__init__(supervisor, requests)
         self._form = form
         prompts = sum(each.prompt_counts for each in requests)
         self._choices = Choices(requests, form, len(requests) // prompts)

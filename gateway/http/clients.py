@@ -17,8 +17,8 @@ from gateway.http.bodies import json_response
 from gateway.http.openapi import NAMES_MODEL, Operation, Query, Routes
 from gateway.memory.estimator import UnreadableFilesError
 from gateway.memory.fitting import LONGEST_CONTEXT_TOKENS, Outline
-from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet
+from gateway.models.model_supervisor import ModelSupervisor
 
 client_routes = Routes("operation")
 
@@ -64,29 +64,31 @@ async def _asked(fleet: Fleet, name: str, caller: Caller) -> Connection:
             if way.offer is not None:
                 tokens = way.offer.max_model_len or ModelSettings("").context_tokens
                 return Connection("", name, tokens, of_upstream=True)
-    compartment = fleet.roster.find(name, caller)
-    own = await _outline(fleet, compartment, LONGEST_CONTEXT_TOKENS)
+    supervisor = fleet.roster.find(name, caller)
+    own = await _outline(fleet, supervisor, LONGEST_CONTEXT_TOKENS)
     return Connection(
         "",
-        compartment.model.id,
-        await _context_tokens(fleet, compartment),
+        supervisor.model.id,
+        await _context_tokens(fleet, supervisor),
         own_context_tokens=0 if own is None else own.context_tokens,
     )
 
 
-async def _context_tokens(fleet: Fleet, compartment: Compartment) -> int:
+async def _context_tokens(fleet: Fleet, supervisor: ModelSupervisor) -> int:
     """The context in force; of a model that isn't loaded, the one it would be loaded with."""
-    worker = compartment.worker
+    worker = supervisor.worker
     if worker is not None and worker.report.context_tokens is not None:
         return worker.report.context_tokens
-    configured_tokens = compartment.model.settings.context_tokens
-    outline = await _outline(fleet, compartment, configured_tokens)
+    configured_tokens = supervisor.model.settings.context_tokens
+    outline = await _outline(fleet, supervisor, configured_tokens)
     return configured_tokens if outline is None else outline.granted_context_tokens
 
 
-async def _outline(fleet: Fleet, compartment: Compartment, context_tokens: int) -> Outline | None:
+async def _outline(
+    fleet: Fleet, supervisor: ModelSupervisor, context_tokens: int
+) -> Outline | None:
     """The estimate with this context; None if the files don't tell."""
     try:
-        return (await fleet.scheduler.forecast(compartment.model_memory, context_tokens)).outline
+        return (await fleet.scheduler.forecast(supervisor.model_memory, context_tokens)).outline
     except UnreadableFilesError:
         return None

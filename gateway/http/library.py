@@ -22,8 +22,8 @@ from gateway.http.status import model_status, state_of
 from gateway.library.catalogue import EntryList, ModelOnDisk, Removed
 from gateway.library.library import Library
 from gateway.library.pulls import Pull, Pulls, PullStatus
-from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet
+from gateway.models.model_supervisor import ModelSupervisor
 from gateway.upstreams.upstreams import Way
 
 model_routes = Routes("OpenAI")
@@ -55,24 +55,24 @@ async def show_model(request: HttpRequest) -> Response:
     return json_response(_body(fleet, fleet.roster.find(model_id, caller), caller))
 
 
-def _body(fleet: Fleet, compartment: Compartment, caller: Caller) -> ModelBody:
-    status = model_status(compartment, fleet)
+def _body(fleet: Fleet, supervisor: ModelSupervisor, caller: Caller) -> ModelBody:
+    status = model_status(supervisor, fleet)
     sees_prompts = caller.admin or fleet.settings.prompt_cache.shared
     return ModelBody(
         id=status.id,
-        aliases=compartment.model.settings.aliases,
+        aliases=supervisor.model.settings.aliases,
         object="model",
         created=int(fleet.started_at),
         owned_by="bulkhead",
         type="model",
         display_name=status.id,
         created_at=datetime.fromtimestamp(int(fleet.started_at), UTC).isoformat(),
-        input_modalities=["text", "image"] if compartment.model.settings.pictures else ["text"],
+        input_modalities=["text", "image"] if supervisor.model.settings.pictures else ["text"],
         state=status.state,
         reason=status.reason,
         max_model_len=status.context_tokens,
         last_used_at=status.last_used_at,
-        abilities=None if compartment.model.is_command else compartment.traffic.abilities,
+        abilities=None if supervisor.model.is_command else supervisor.traffic.abilities,
         floor_bytes=status.floor_bytes,
         lent_bytes=status.lent_bytes,
         wanted_bytes=status.wanted_bytes,
@@ -80,7 +80,7 @@ def _body(fleet: Fleet, compartment: Compartment, caller: Caller) -> ModelBody:
         active_requests=status.active_requests,
         queue_depth=status.queue_depth,
         via=(fleet.upstreams.instance,),
-        default_parameters=compartment.model.settings.defaults.given,
+        default_parameters=supervisor.model.settings.defaults.given,
     )
 
 

@@ -178,10 +178,10 @@ def request_statuses(fleet: Fleet, most: int | None = None) -> list[RequestStatu
     now = fleet.now()
     each_model = (
         (
-            _status(request, place, compartment.model.id, now)
-            for place, request in islice(compartment.traffic.queue.places(), most)
+            _status(request, place, supervisor.model.id, now)
+            for place, request in islice(supervisor.traffic.queue.places(), most)
         )
-        for compartment in fleet.roster.everyone
+        for supervisor in fleet.roster.everyone
     )
     return list(chain.from_iterable(each_model))
 

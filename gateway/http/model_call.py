@@ -18,8 +18,8 @@ from gateway.http.bodies import beside_the_loop
 from gateway.http.errors import invalid
 from gateway.http.generation import MOST_ANSWERS, MOST_PRIORITY, GenerationBody
 from gateway.http.pictures import PictureReader, Source, check_pictures, left_out_header
-from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet
+from gateway.models.model_supervisor import ModelSupervisor
 from gateway.requests import refusals
 from gateway.requests.choices import Format, answers_to
 from gateway.requests.request import Request, Terms
@@ -58,7 +58,7 @@ class ModelCall:
         self.http = http
         self.fleet: Fleet = http.app.state.fleet
         self.caller = caller_of(http)
-        self.compartment: Compartment = self.fleet.roster.find(model, self.caller)
+        self.supervisor: ModelSupervisor = self.fleet.roster.find(model, self.caller)
         self.share = share_of(http.scope)
         if passes is not None and passes is not self.model.is_command:
             refuse = refusals.passes_nothing if passes else refusals.only_passes
@@ -66,7 +66,7 @@ class ModelCall:
 
     @property
     def model(self) -> Model:
-        return self.compartment.model
+        return self.supervisor.model
 
     @property
     def vision(self) -> bool:
@@ -181,9 +181,9 @@ class ModelCall:
         Raises:
             Refusal: the queue is full.
         """
-        self.fleet.submit(self.compartment, *requests)
+        self.fleet.submit(self.supervisor, *requests)
         return Answer(
-            self.compartment,
+            self.supervisor,
             requests,
             form,
             stream=stream,

@@ -198,7 +198,7 @@ async def first_that_fits(
 async def _fits(call: ModelCall, terms: Terms, generate: Generate) -> bool:
     task = msgspec.structs.replace(counting(generate), request_id=unique(terms.id))
     request = Request(task, terms, call.fleet.now())
-    call.fleet.submit(call.compartment, request)
+    call.fleet.submit(call.supervisor, request)
     try:
         while not request.over:
             await request.take()
@@ -208,8 +208,8 @@ async def _fits(call: ModelCall, terms: Terms, generate: Generate) -> bool:
         raise
     finally:
         if not request.over:
-            call.compartment.traffic.cancel(request)
-    worker = call.compartment.worker
+            call.supervisor.traffic.cancel(request)
+    worker = call.supervisor.worker
     if request.usage is None or worker is None or worker.report.context_tokens is None:
         return True
     context = worker.report.context_tokens

@@ -245,7 +245,7 @@ class _CommandCall(ModelCall):
         terms = self.terms(None, None, {})
         request = Request(Passage(unique(terms.id)), terms, self.fleet.now())
         self.count([request])
-        self.fleet.submit(self.compartment, request)
+        self.fleet.submit(self.supervisor, request)
         usage = UsageReader(len(body))
         silence_s = self.model.settings.silence_s
         return Forwarded(
@@ -278,16 +278,16 @@ class _CommandCall(ModelCall):
                     # one, as nothing was sent.
                     if error.sent or tries >= _TRIES:
                         raise
-                self.compartment.traffic.passed(request, None)
+                self.supervisor.traffic.passed(request, None)
                 await asyncio.sleep(_AGAIN_S)
                 request = Request(request.task, request.terms, request.arrived_at)
-                self.fleet.submit(self.compartment, request)
+                self.fleet.submit(self.supervisor, request)
             try:
                 yield answer
             finally:
                 answer.close()
         finally:
-            self.compartment.traffic.passed(request, usage.usage)
+            self.supervisor.traffic.passed(request, usage.usage)
 
     async def _ask(
         self, place: str, target: bytes, body: bytes | bytearray, form: Form | None

@@ -67,7 +67,7 @@ class HubSearch:
         return found_for(words, candidates, self._room(), await self._served(), time.time())
 
     def _room(self) -> Room:
-        ledger = self._fleet.scheduler.admission.ledger
+        ledger = self._fleet.scheduler.ledger
         # Loans that nothing needs are called back for another model, so they count as free.
         loose_bytes = sum(each.loose_bytes for each in ledger.allocations)
         return Room(

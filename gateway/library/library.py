@@ -23,8 +23,8 @@ from gateway.library.catalogue import (
 )
 from gateway.library.finder import Finder
 from gateway.library.pulls import Pulls
-from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet
+from gateway.models.model_supervisor import ModelSupervisor
 from gateway.models.reload import Reloader
 from gateway.system.lane import Lane
 from gateway.system.refusal import Refusal
@@ -34,7 +34,7 @@ from gateway.system.tasks import Tasks
 logger = logging.getLogger(__name__)
 
 # Returns the models that exist at the call.
-Everyone: TypeAlias = Callable[[], Iterable[Compartment]]
+Everyone: TypeAlias = Callable[[], Iterable[ModelSupervisor]]
 
 _EVERY_S: Final = 30.0
 _DISK_S: Final = 5.0

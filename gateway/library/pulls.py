@@ -266,7 +266,7 @@ class Pulls:
         fleet = self._fleet
         found = outlook(
             plan,
-            fleet.scheduler.admission.ledger.possible_bytes,
+            fleet.scheduler.ledger.possible_bytes,
             fleet.process_bytes,
             fleet.settings.memory.ordinary_tokens,
         )

@@ -16,8 +16,8 @@ from msgspec import Struct
 from gateway.access.caller import ANYBODY
 from gateway.access.limits import Seat
 from gateway.mailbox.entry import AnswerOutcome, MailboxEntry, Name, Work
-from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet
+from gateway.models.model_supervisor import ModelSupervisor
 from gateway.requests.choices import Choices, Format, answers_to, pieces, usage_of
 from gateway.requests.request import Request, Terms
 from gateway.requests.share import Share
@@ -76,7 +76,7 @@ class AnswerJob:
         self.cancelled = False
         self.deleted = False
         self.settled = asyncio.Event()
-        self._compartment: Compartment | None = None
+        self._supervisor: ModelSupervisor | None = None
         self._seat = seat
         self._share: Share | None = None
         self._followers: set[asyncio.Event] = set()
@@ -107,8 +107,8 @@ class AnswerJob:
         if share is not None:
             share.release()
 
-    def begun(self, compartment: Compartment, requests: list[Request]) -> None:
-        self._compartment = compartment
+    def begun(self, supervisor: ModelSupervisor, requests: list[Request]) -> None:
+        self._supervisor = supervisor
         self.requests = requests
         if self._seat is not None:
             self._seat.count(requests)
@@ -130,8 +130,8 @@ class AnswerJob:
     def release(self) -> None:
         """Cancel the requests, as no code reads their answers any more."""
         for each in self.requests:
-            if not each.over and self._compartment is not None:
-                self._compartment.traffic.cancel(each)
+            if not each.over and self._supervisor is not None:
+                self._supervisor.traffic.cancel(each)
 
     def record(self, chunk: bytes) -> None:
         """Record some whole events."""
@@ -202,7 +202,7 @@ async def make(
         ClientGoneError: the job was cancelled.
     """
     # The right to use the model was checked when the answer was accepted.
-    compartment = fleet.roster.find(job.entry.model, ANYBODY)
+    supervisor = fleet.roster.find(job.entry.model, ANYBODY)
     terms = Terms(
         id=work.request_id,
         key=job.entry.key,
@@ -213,8 +213,8 @@ async def make(
         params=work.params,
     )
     requests = answers_to(work.task, work.answers, terms, fleet.now())
-    fleet.submit(compartment, *requests)
-    job.begun(compartment, requests)
+    fleet.submit(supervisor, *requests)
+    job.begun(supervisor, requests)
     form = family.form(work.form, requests[0], job.next_number)
     choices = Choices(requests, form, len(requests))
     try:

@@ -33,9 +33,9 @@ class AdmissionRound:
         self._coming_bytes: int
         # Bytes that are free or being freed for a claim that waits, by the claim's model.
         self._promised_bytes: dict[str, int] = {}
-        self._place_kept = False
+        self._protected_one = False
         # Bytes that the claims that wait must leave free, because groups keep room.
-        self._kept_bytes = 0
+        self._reserved_bytes = 0
 
     def settle(self) -> None:
         """Account for the memory that workers really hold, and take back what is too much."""
@@ -59,13 +59,13 @@ class AdmissionRound:
                     each.stuck_bytes += held_bytes - each.floor_bytes
                     each.floor_bytes = held_bytes
                 each.recalled_at = None
-            elif each.recalled_at is None or each.kept_bytes != each.recalled_from_bytes:
+            elif each.recalled_at is None or each.obeyed_bytes != each.recalled_from_bytes:
                 # The recall is new, or the worker has answered an earlier one: wait anew.
-                each.recalled_at, each.recalled_from_bytes = self._now, each.kept_bytes
+                each.recalled_at, each.recalled_from_bytes = self._now, each.obeyed_bytes
             elif self._now - each.recalled_at >= RECALL_S:
                 if each.answered:
                     # No reading came after the answer: the last reading counts as one.
-                    each.read_at_bytes = each.kept_bytes
+                    each.read_at_bytes = each.obeyed_bytes
                 else:
                     self.orders.give_up(each, self._now - each.recalled_at)
 
@@ -154,7 +154,7 @@ class AdmissionRound:
             self.orders.evict(each, None)
         return brought_bytes
 
-    def thirsts(self) -> list[Claim]:
+    def loan_claims(self) -> list[Claim]:
         """Claims of loaded models that can't go on, since their next sequence needs more than their
         limit. With loans alone, and no claim, some of these models would wait for ever.
         """
@@ -163,18 +163,18 @@ class AdmissionRound:
             # A claim for more than is possible would wait in vain. The worker refuses the sequence.
             least_bytes = min(each.need.least_bytes, self._ledger.possible_for(each.model_id))
             if least_bytes <= each.limit_bytes:
-                each.thirsty_since = None
+                each.starved_since = None
                 continue
-            if each.thirsty_since is None:
+            if each.starved_since is None:
                 # A model that has just been loaded has waited to be loaded for this sequence.
                 fresh = self.reclaim.fresh(each)
-                each.thirsty_since = each.claimed_at if fresh else self._now
+                each.starved_since = each.claimed_at if fresh else self._now
             found.append(
                 Claim(
                     each.model_id,
                     least_bytes - each.limit_bytes,
                     each.priority,
-                    each.thirsty_since,
+                    each.starved_since,
                     loan=True,
                 )
             )
@@ -182,9 +182,9 @@ class AdmissionRound:
 
     def serve(self, claim: Claim) -> bool:
         """Grant a claim, or begin to make room for it. Return True if the claim is granted."""
-        kept_bytes = self._kept_from(claim)
+        reserved_bytes = self._reserved_from(claim)
         rivals = [] if claim.loan else self._ledger.rivals(claim.model_ids)
-        wanted_bytes = claim.needed_bytes + kept_bytes
+        wanted_bytes = claim.needed_bytes + reserved_bytes
         own_bytes = self._own_bytes(claim)
         if wanted_bytes > self._unclaimed_bytes + own_bytes and self._ledger.spare_bytes:
             # The load adopts the spare, or the claim needs the spare's room more.
@@ -206,15 +206,15 @@ class AdmissionRound:
         if not comes and not self.reclaim.overdue(claim):
             return False  # Busy models are in the way. Later claims may pass until this is overdue.
         allocation = self._ledger.allocation(claim.model_id)
-        if allocation is not None and (comes or not self._place_kept):
+        if allocation is not None and (comes or not self._protected_one):
             # A loaded model that waits can't be displaced, or bytes would be freed for it in vain.
             # If models wait for each other's end, only the first of them is protected: otherwise
             # all would wait for ever.
-            allocation.placed_at = self._now
-            self._place_kept = True
+            allocation.protected_at = self._now
+            self._protected_one = True
         if comes:
             self._promised_bytes[claim.model_id] = claim.needed_bytes
-        self._kept_bytes = max(self._kept_bytes, kept_bytes)
+        self._reserved_bytes = max(self._reserved_bytes, reserved_bytes)
         self._coming_bytes += self._ledger.coming_bytes - before_bytes
         # The claim waits. Bytes that are free or being freed are set aside for it.
         taken_bytes = min(max(self._unclaimed_bytes, 0), claim.needed_bytes)
@@ -232,23 +232,23 @@ class AdmissionRound:
         returning_bytes = self._coming_bytes - self._ledger.ending_bytes
         return max(0, min(allocation.returning_bytes, claim.needed_bytes, returning_bytes))
 
-    def _kept_from(self, claim: Claim) -> int:
+    def _reserved_from(self, claim: Claim) -> int:
         """Bytes that the claim must leave free, because groups keep room. Loans may use that room,
         since they can be called back: if free, coming and lent bytes are enough, the result is 0.
         """
         groups = self._ledger.groups
         if claim.loan or all(map(groups.reserved, claim.model_ids)):
             return 0
-        kept_bytes = self._ledger.kept_beside(claim.model_ids)
+        reserved_bytes = self._ledger.reserved_beside(claim.model_ids)
         lent_bytes = sum(each.lent_bytes for each in self._ledger.steady)
         soon_bytes = max(self._unclaimed_bytes, 0) + max(self._coming_bytes, 0) + lent_bytes
-        return kept_bytes if claim.needed_bytes + kept_bytes > soon_bytes else 0
+        return reserved_bytes if claim.needed_bytes + reserved_bytes > soon_bytes else 0
 
     def lend(self) -> None:
         """Lend the bytes that no claim waits for."""
-        kept_bytes = min(self._kept_bytes, max(0, self._unclaimed_bytes))
-        free_bytes = self._unclaimed_bytes - kept_bytes
-        coming_bytes = self._coming_bytes - (self._kept_bytes - kept_bytes)
+        reserved_bytes = min(self._reserved_bytes, max(0, self._unclaimed_bytes))
+        free_bytes = self._unclaimed_bytes - reserved_bytes
+        coming_bytes = self._coming_bytes - (self._reserved_bytes - reserved_bytes)
         self.loans.lend(free_bytes, coming_bytes, self._promised_bytes)
         self._idle_eviction.serve(coming_bytes)
 
@@ -258,8 +258,8 @@ class AdmissionRound:
                 self.orders.admit(each)
         elif (allocation := self._ledger.allocation(claim.model_id)) is not None:
             self.orders.lend(allocation, allocation.limit_bytes + claim.needed_bytes)
-            allocation.thirsty_since = None
-            allocation.placed_at = self._now
+            allocation.starved_since = None
+            allocation.protected_at = self._now
             allocation.turn_begins = True
 
 

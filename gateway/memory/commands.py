@@ -89,7 +89,7 @@ def loading_key(key: str) -> str:
 
 
 def outline_of_command(
-    found: CommandEstimate, possible_bytes: int, kept_bytes: int, company: dict[str, int]
+    found: CommandEstimate, possible_bytes: int, reserved_bytes: int, company: dict[str, int]
 ) -> Outline:
     """The outline of a command, of which only its memory is known."""
     return Outline(
@@ -103,7 +103,7 @@ def outline_of_command(
         verdict="fits" if found.bytes <= possible_bytes else "doesn't fit",
         needed_bytes=found.bytes,
         possible_bytes=possible_bytes,
-        kept_bytes=kept_bytes,
+        reserved_bytes=reserved_bytes,
         granted_context_tokens=0,
         company=company,
     )

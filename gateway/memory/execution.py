@@ -85,18 +85,18 @@ class ScheduledModel(Protocol):
         that are loaded together with it, have to be loaded too.
         """
 
-    def load_along(self) -> None:
+    def load_with_group(self) -> None:
         """Load the model too, since a companion waits for memory."""
 
-    def note_wait(self, reason: str) -> None:
+    def explain_wait(self, reason: str) -> None:
         """Note why there is no room for the model yet."""
 
     def admitted(self, floor_bytes: int) -> None: ...
 
-    def take_limit(self, limit_bytes: int) -> None:
+    def set_limit(self, limit_bytes: int) -> None:
         """Note the limit of the model's worker."""
 
-    def tell_worker(self) -> None:
+    def send_limit(self) -> None:
         """Tell the model's worker the present limit, unless the worker knows it."""
 
     def replace(self, reason: str) -> None:
@@ -158,7 +158,7 @@ class Execution:
                 scheduled.admitted(floor_bytes)
             case LimitChange(limit_bytes=limit_bytes, recall=recall):
                 self._tell_of_limit(model_id, limit_bytes, recall=recall)
-                scheduled.take_limit(limit_bytes)
+                scheduled.set_limit(limit_bytes)
             case Evict(for_model_id=other, busy=busy):
                 group = None if other is None else ledger.groups.between(model_id, other)
                 self._events.emit(
@@ -264,7 +264,7 @@ class GroupLoading:
                 if scheduled is None:
                     continue
                 if scheduled.asleep:
-                    scheduled.load_along()
+                    scheduled.load_with_group()
                 if scheduled.waits_for_memory:
                     self._admission.expect(name)
 

@@ -181,9 +181,9 @@ LONGEST_CONTEXT_TOKENS: Final = 1 << 24
 class Outline(Struct, frozen=True):
     """An estimate for people, in bytes. A load with the whole context takes `floor_bytes`, the sum
     of the `parts`. A load with the granted context takes `needed_bytes`. The model can have
-    `possible_bytes` of the budget, since pinned models and groups keep `kept_bytes`. `rows` counts
-    the sequences that have room at once, by their tokens. `company` are the floors of the models
-    that are loaded together with this model.
+    `possible_bytes` of the budget, since pinned models and groups reserve `reserved_bytes`. `rows`
+    counts the sequences that have room at once, by their tokens. `company` are the floors of the
+    models that are loaded together with this model.
     """
 
     context_tokens: int
@@ -196,13 +196,13 @@ class Outline(Struct, frozen=True):
     verdict: Verdict
     needed_bytes: int
     possible_bytes: int
-    kept_bytes: int
+    reserved_bytes: int = msgspec.field(name="kept_bytes")
     granted_context_tokens: int
     company: dict[str, int]
 
 
 def outline_of(
-    whole: Estimate, possible_bytes: int, kept_bytes: int, company: dict[str, int]
+    whole: Estimate, possible_bytes: int, reserved_bytes: int, company: dict[str, int]
 ) -> Outline | None:
     """The outline of a model; None if its files don't tell the size of its sequences."""
     if not whole.shape.sequence_bytes(whole.context_tokens):
@@ -223,7 +223,7 @@ def outline_of(
         verdict=verdict,
         needed_bytes=found.needed_bytes,
         possible_bytes=possible_bytes,
-        kept_bytes=kept_bytes,
+        reserved_bytes=reserved_bytes,
         granted_context_tokens=found.context_tokens,
         company=company,
     )

@@ -14,9 +14,10 @@ class IdleEviction:
     """Makes room for requests that wait in loaded models, after free bytes were lent in a round.
 
     Other requests run in the loaded model meanwhile, so no idle model is evicted at once. An idle
-    model of the same or a lower priority is evicted when the requests have waited for its `kept_s`
-    and it was unused for its `kept_s`. This time is no shorter than its load, so a needless reload
-    costs no more time than the requests have waited. The room of the spare is lent earlier.
+    model of the same or a lower priority is evicted when the requests have waited for its
+    `protected_s` and it was unused for its `protected_s`. This time is no shorter than its load, so
+    a needless reload costs no more time than the requests have waited. The room of the spare is
+    lent earlier.
     """
 
     def __init__(self, ledger: Ledger, orders: MemoryOrders, reclaim: Reclaim, now: float) -> None:
@@ -66,9 +67,9 @@ class IdleEviction:
     def _idle_long_enough(self, allocation: Allocation, idle: Allocation) -> bool:
         if not idle.yields or not idle.idle or idle.priority > allocation.priority:
             return False
-        kept_s = self._reclaim.kept_s(idle)
+        protected_s = self._reclaim.protected_s(idle)
         unused_since = max(idle.used_at, idle.ready_at or 0.0)
-        return self._waited(allocation, kept_s) and self._now - unused_since >= kept_s
+        return self._waited(allocation, protected_s) and self._now - unused_since >= protected_s
 
     def _waited(self, allocation: Allocation, seconds: float) -> bool:
         return allocation.short_since is not None and self._now - allocation.short_since >= seconds

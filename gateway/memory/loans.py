@@ -137,7 +137,7 @@ class Loans:
         )
         return {model_id: rows[model_id] + caches[model_id] for model_id in rows}
 
-    def take_idle(self, missing_bytes: int) -> None:
+    def recall_idle(self, missing_bytes: int) -> None:
         """Call back loans of models that were idle for `IDLE_LOAN_S`, to have room for a spare."""
         for each in self._ledger.steady:
             if self._is_idle(each, IDLE_LOAN_S):

@@ -12,7 +12,7 @@ from typing import Final
 from msgspec import Struct
 
 from gateway.config.settings import PromptCacheSettings
-from gateway.models.compartment import Compartment
+from gateway.models.model_supervisor import ModelSupervisor
 from gateway.system.lane import HangsError, Lane
 from gateway.system.tasks import Tasks
 from protocol.life import PromptCacheDisk
@@ -72,17 +72,17 @@ class Prompts:
         return None if self.disk_bytes is None else self.disk_bytes.get(model_id, 0)
 
     async def clear(
-        self, compartments: Collection[Compartment], model_id: str | None = None
+        self, supervisors: Collection[ModelSupervisor], model_id: str | None = None
     ) -> Cleared:
-        """Have the workers of `compartments` let go of the prompts in memory. After that remove
+        """Have the workers of `supervisors` let go of the prompts in memory. After that remove
         prompts from the disk, as workers may write prompts there when they let go of them: those of
         `model_id`, or all if it is None.
         """
-        told = await asyncio.gather(*(each.clear_prompts(_WORKER_S) for each in compartments))
+        told = await asyncio.gather(*(each.clear_prompts(_WORKER_S) for each in supervisors))
         failures = [
-            f"the worker of {compartment.model.id!r} didn't let go of its prompts within "
+            f"the worker of {supervisor.model.id!r} didn't let go of its prompts within "
             f"{_WORKER_S:g} s"
-            for compartment, reclaimed_bytes in zip(compartments, told, strict=True)
+            for supervisor, reclaimed_bytes in zip(supervisors, told, strict=True)
             if reclaimed_bytes is None
         ]
         reclaimed_bytes = sum(each or 0 for each in told)

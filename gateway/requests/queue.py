@@ -169,7 +169,7 @@ class RequestQueue:
         return found
 
     @property
-    def guilty(self) -> int:
+    def blamed(self) -> int:
         """The number of running requests that are to blame if the worker dies now."""
         return sum(each.progress.suspect for each in self._running.values())
 

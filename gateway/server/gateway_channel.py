@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from gateway.access.limits import Book
 from gateway.mailbox.entry import Name
-from gateway.models.compartment import ModelState
+from gateway.models.model_supervisor import ModelState
 from gateway.requests.request import RequestState
 from gateway.system.events import Event
 from gateway.system.refusal import RefusalState

@@ -212,9 +212,9 @@ class Handover:
         except TimeoutError:
             every = self._parts.fleet.roster.everyone
             named = (
-                f"{compartment.model.id} is {compartment.state}"
-                for compartment in every
-                if compartment.unsettled
+                f"{supervisor.model.id} is {supervisor.state}"
+                for supervisor in every
+                if supervisor.unsettled
             )
             raise HandoverError(
                 f"models were still being loaded or unloaded after {seconds:g} s: "

@@ -214,6 +214,6 @@ class RelayedRequests:
 def _cancel(fleet: Fleet, request: RelayedRequest) -> None:
     if request.over:
         return
-    for compartment in fleet.roster.everyone:
-        if compartment.model.id == request.model_id:
-            compartment.traffic.cancel(request)
+    for supervisor in fleet.roster.everyone:
+        if supervisor.model.id == request.model_id:
+            supervisor.traffic.cancel(request)

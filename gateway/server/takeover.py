@@ -179,9 +179,9 @@ class Takeover:
         """
         adopted = fleet.workers
         wanted = {each.id: each.wanted for each in self.state.models}
-        for model_id, compartment in fleet.roster.configured.items():
+        for model_id, supervisor in fleet.roster.configured.items():
             if model_id in wanted:
-                compartment.settle(wanted=wanted[model_id])
+                supervisor.resume(wanted=wanted[model_id])
         for worker in adopted:
             if not await until_set(worker.settled, _SETTLE_S):
                 raise CannotTakeOverError(
@@ -207,10 +207,10 @@ class Takeover:
 
     def _fits(self, fleet: Fleet, model_id: str) -> bool:
         state = next(each for each in self.state.models if each.id == model_id)
-        compartment = fleet.roster.configured.get(model_id)
-        if compartment is None:
+        supervisor = fleet.roster.configured.get(model_id)
+        if supervisor is None:
             return False
-        return state.worker is None or compartment.model.told == state.told
+        return state.worker is None or supervisor.model.told == state.told
 
     async def _listen(self, fleet: Fleet, keys: ApiKeys, mailbox: Mailbox) -> None:
         while (message := await self._messages.receive()) is not None:

@@ -39,9 +39,9 @@ class Disk:
 CODE = """
 if not in_worker():
     import builtins, errno, os, pathlib, io
-    import gateway.system.machine, gateway.models.watch
+    import gateway.system.machine, gateway.models.disks
     gateway.system.machine._PARENTS = ((pathlib.Path({parent!r}), 1),)
-    gateway.models.watch._LOOK_S = 0.2
+    gateway.models.disks._LOOK_S = 0.2
     opens = io.open
     def guarded(file, *arguments, **options):
         if str(file).startswith({denied!r}):

@@ -111,7 +111,7 @@ def _rivals_that_never_part(patch: pytest.MonkeyPatch) -> None:
 
 
 def _room_for_anybody(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Ledger, "kept_beside", lambda _self, _names: 0)
+    patch.setattr(Ledger, "reserved_beside", lambda _self, _names: 0)
 
 
 def _room_that_is_taken(patch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 
 from gateway.memory.admission import Admission
 from gateway.memory.admission_round import OVERGROWN_S
-from gateway.memory.allocation import MemoryNeed
+from gateway.memory.allocation import MemoryNeed, WorkerReading
 from gateway.memory.ledger import (
     Admit,
     Decision,
@@ -313,8 +313,10 @@ class World(RuleBasedStateMachine):
                 # It gets on: those behind may wait for those before them.
                 for each in [*model.running, *model.waiting]:
                     each.since = self.now
-            self.admission.note_need(model.name, model.need(), model.limit)
-            self.admission.note_footprint(model.name, model.footprint, model.limit)
+            self.admission.record_need(model.name, model.need(), model.limit)
+            self.admission.record(
+                model.name, WorkerReading(model.footprint, model.footprint, model.limit)
+            )
         elif model.process is None:
             if model.waiting or self._is_wanted_along(model):
                 self.admission.ask(
@@ -326,7 +328,7 @@ class World(RuleBasedStateMachine):
                 )
             else:
                 self.admission.withdraw(model.name)
-        self.admission.note(
+        self.admission.record_use(
             model.name,
             priority=model.priority,
             busy=bool(model.running or model.waiting),
@@ -450,7 +452,7 @@ class World(RuleBasedStateMachine):
         ledger = self.admission.ledger
         if ledger.groups.all:
             return  # Some idle ones stay with those that they were loaded with.
-        if ledger.free_bytes < 0 or any(each.thirsty_since is not None for each in ledger.steady):
+        if ledger.free_bytes < 0 or any(each.starved_since is not None for each in ledger.steady):
             return
         needed = sum(claim.needed_bytes for claim in self.admission.claims)
         missing = needed - ledger.free_bytes - ledger.coming_bytes

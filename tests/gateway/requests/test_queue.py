@@ -176,12 +176,12 @@ class TestProgress:
         assert request.progress.next_message("after").prompt == generate.prompt
 
     def test_a_second_death_within_few_tokens_is_its_fault(self):
-        for tokens, guilty in ((SUSPECT_TOKENS - 1, True), (SUSPECT_TOKENS, False)):
+        for tokens, blamed in ((SUSPECT_TOKENS - 1, True), (SUSPECT_TOKENS, False)):
             progress = _request("a").progress
             progress.delivered.extend(range(100))
             assert not progress.note_death()
             progress.delivered.extend(range(tokens))
-            assert progress.note_death() == guilty
+            assert progress.note_death() == blamed
 
 
 class TestPriority:
@@ -309,7 +309,7 @@ class TestSuspects:
         assert [each.id for each in queue] == ["first", "second", "parked", "new"]
         assert queue.waiting == 4
         assert _start(queue) == ["first"]
-        assert (queue.running, queue.guilty, queue.waiting) == (1, 1, 3)
+        assert (queue.running, queue.blamed, queue.waiting) == (1, 1, 3)
         first.progress.delivered.extend(range(SUSPECT_TOKENS - 1))
         assert not queue.acquit(first)
         assert _start(queue) == []
