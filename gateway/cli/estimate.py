@@ -24,7 +24,7 @@ from gateway.library.description import describe
 from gateway.library.finder import Finder
 from gateway.memory.commands import estimate_of_command, outline_of_command
 from gateway.memory.estimate import MOST_ROWS
-from gateway.memory.fitting import Learned, Outline, Verdict, budget_bytes, outline_of, whole
+from gateway.memory.fitting import Fitness, Learned, Outline, budget_bytes, outline_of, whole
 from gateway.memory.forecast import Forecast, possible_beside
 from gateway.memory.leak_check import read_stranded
 from gateway.memory.weights import EstimateError, options_in
@@ -53,7 +53,7 @@ class EstimateReport(Struct):
     measured_idle_bytes: int | None
     token_bytes: int
     rows: dict[int, int]
-    verdict: Verdict
+    verdict: Fitness
     needed_bytes: int
     possible_bytes: int
     granted_context_tokens: int
@@ -310,7 +310,7 @@ def _printed(model: str, answer: _Estimate) -> EstimateReport:
         measured_idle_bytes=found.measured_idle_bytes,
         token_bytes=found.token_bytes,
         rows=found.rows,
-        verdict=found.verdict,
+        verdict=found.fitness,
         needed_bytes=found.needed_bytes,
         possible_bytes=found.possible_bytes,
         granted_context_tokens=found.granted_context_tokens,
@@ -351,7 +351,7 @@ def _print(model: str, answer: _Estimate) -> None:
         )
     if answer.forecast is not None:
         click.echo(f"Now: {answer.forecast}")
-    if found.verdict != "doesn't fit" and found.rows:
+    if found.fitness != "doesn't fit" and found.rows:
         rooms = [
             f"{rows:,}{' or more' if rows == MOST_ROWS else ''} of {tokens:,} tokens each"
             for tokens, rows in found.rows.items()
@@ -373,7 +373,7 @@ def _sentence(answer: _Estimate) -> str:
         whose = "pinned models and groups" if answer.grouped else "pinned models"
         beside = f" beside the {format_size(found.reserved_bytes)} of {whose}"
     asks = f"its floor is {needed}, and {possible} is available{beside}."
-    match found.verdict:
+    match found.fitness:
         case "fits":
             return f"Its memory fits: {asks}"
         case "doesn't fit":

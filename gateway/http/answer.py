@@ -205,7 +205,7 @@ class Answer(Reply):
         try:
             async with aclosing(pieces(self._requests)) as arriving:
                 async for index, piece in arriving:
-                    self._choices.keep(index, piece)
+                    self._choices.store(index, piece)
         except Refusal as refusal:
             await error_response(refusal, scope["path"])(scope, receive, send)
             return

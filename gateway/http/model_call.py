@@ -144,7 +144,7 @@ class ModelCall:
         shared = self.fleet.settings.prompt_cache.shared
         salt = self.caller.cache_salt(body.cache_salt or "", shared=shared)
         # A worker gets the prompt once for each answer.
-        self.share.take(self.share.size_bytes * (body.answers - 1))
+        self.share.reserve(self.share.size_bytes * (body.answers - 1))
         terms = self.terms(body.priority, body.keep_alive, _params(body, prompt_param))
         requests: list[Request] = []
         for each in generates:

@@ -133,7 +133,7 @@ def _replaced(
                     param,
                 )
             # The item is counted for each reference, since the prompt has the item as often.
-            share.take(found.size_bytes)
+            share.reserve(found.size_bytes)
             item = found.item
         whole.append(item)
     return whole
@@ -201,7 +201,7 @@ async def _fits(call: ModelCall, terms: Terms, generate: Generate) -> bool:
     call.fleet.submit(call.supervisor, request)
     try:
         while not request.over:
-            await request.take()
+            await request.next_piece()
     except Refusal as refusal:
         if refusal.code == "context_length_exceeded":
             return False

@@ -278,7 +278,7 @@ class _CommandCall(ModelCall):
                     # one, as nothing was sent.
                     if error.sent or tries >= _TRIES:
                         raise
-                self.supervisor.traffic.passed(request, None)
+                self.supervisor.traffic.end_passage(request, None)
                 await asyncio.sleep(_AGAIN_S)
                 request = Request(request.task, request.terms, request.arrived_at)
                 self.fleet.submit(self.supervisor, request)
@@ -287,7 +287,7 @@ class _CommandCall(ModelCall):
             finally:
                 answer.close()
         finally:
-            self.supervisor.traffic.passed(request, usage.usage)
+            self.supervisor.traffic.end_passage(request, usage.usage)
 
     async def _ask(
         self, place: str, target: bytes, body: bytes | bytearray, form: Form | None
@@ -321,7 +321,7 @@ class _CommandCall(ModelCall):
 async def _turn(request: Request) -> str:
     """Wait until the request may be passed on. Returns the server's place."""
     while True:
-        for part in (await request.take()).parts:
+        for part in (await request.next_piece()).parts:
             if isinstance(part, Text):
                 return part.text
 

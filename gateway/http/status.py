@@ -428,7 +428,7 @@ async def _generate_token(fleet: Fleet, supervisor: ModelSupervisor, limit_s: fl
             fleet.submit(supervisor, generation)
             async with asyncio.timeout(limit_s):
                 while not generation.over:
-                    await generation.take()
+                    await generation.next_piece()
         except Refusal as refusal:
             reason = refusal.message
         except TimeoutError:

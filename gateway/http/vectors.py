@@ -93,7 +93,7 @@ class VectorAnswer(Reply):
 
     async def _until_over(self) -> Usage:
         while True:
-            piece = await self._request.take()
+            piece = await self._request.next_piece()
             if piece.usage is not None:
                 return piece.usage
 

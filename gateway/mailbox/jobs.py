@@ -222,7 +222,7 @@ async def make(
             async for index, piece in arriving:
                 if piece.idle:
                     continue
-                choices.keep(index, piece)
+                choices.store(index, piece)
                 if job.streams:
                     job.record(choices.write(index, piece))
     finally:

@@ -211,7 +211,7 @@ class Maker:
         # From now on only the job holds the share.
         share.release()
         try:
-            found = await self._archive.write(self._archive.store.begin, entry, share.take)
+            found = await self._archive.write(self._archive.store.begin, entry, share.reserve)
         except Refusal:
             job.let_go()
             self._queue.put_back(entry.name)

@@ -36,7 +36,7 @@ class Admission:
     Bytes that are being freed for one model aren't given to models behind it. While a model waits
     for busy models, other models that fit may pass it. Bytes that no model waits for are lent
     (`gateway.memory.loans`). If requests wait for memory in a loaded model, the room of the spare
-    is lent after a while, and idle models are evicted (`gateway.memory.idle_eviction`).
+    is lent after a while, and idle models are evicted (`IdleEviction`).
 
     Models of a group that loads `together` get their memory in one turn or not at all. Of a group
     with `swap` one model holds memory at a time, and the next model waits until that one has ended.
@@ -161,15 +161,6 @@ class Admission:
 
     # Decisions
 
-    def attainable_bytes(self, model_id: str) -> int | None:
-        """The most bytes that a loaded model could get if all other models gave back what they can.
-        Stranded bytes that may still come back count as free. None: the model isn't loaded.
-        """
-        allocation = self.ledger.allocation(model_id)
-        if allocation is None:
-            return None
-        return self.ledger.possible_for(model_id) + self.ledger.undecided_bytes
-
     def decide(self, now: float) -> list[Decision]:
         """Decide by the present account. To be called after each change, and as time passes.
 
@@ -178,7 +169,7 @@ class Admission:
         self.ledger.share_companions(self._claims)
         this_round = AdmissionRound(self.ledger, now, self._patience_s)
         self._decide_on_spare(this_round)
-        this_round.settle()
+        this_round.take_stock()
         refused: list[Decision] = []
         for claim in self._in_turn(this_round):
             if claim.loan:

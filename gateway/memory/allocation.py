@@ -88,6 +88,8 @@ class Allocation(Struct):
     recalled_from_bytes: int = 0
     starved_since: float | None = None
     short_since: float | None = None
+    # Since when the next sequence needs more than the model can ever get.
+    hopeless_since: float | None = None
     protected_at: float = NEVER
     prompt: Prompt | None = None
     # The model got memory that it waited for, and has begun no prompt since.

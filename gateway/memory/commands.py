@@ -100,7 +100,7 @@ def outline_of_command(
         measured_idle_bytes=found.bytes if found.basis == "measured" else None,
         token_bytes=0,
         rows={},
-        verdict="fits" if found.bytes <= possible_bytes else "doesn't fit",
+        fitness="fits" if found.bytes <= possible_bytes else "doesn't fit",
         needed_bytes=found.bytes,
         possible_bytes=possible_bytes,
         reserved_bytes=reserved_bytes,
@@ -111,8 +111,8 @@ def outline_of_command(
 
 def _key(settings: ModelSettings) -> str:
     """A digest, as the environment may have secrets."""
-    told = (settings.command, settings.environment, settings.files)
-    return f"command|{hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:32]}"
+    parts = (settings.command, settings.environment, settings.files)
+    return f"command|{hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:32]}"
 
 
 def _size(path: Path) -> int:

@@ -256,7 +256,7 @@ class Estimator:
         """Fit a loaded model's context anew if the bytes that it could get have changed, as by
         pins, by the budget or by stranded memory.
         """
-        bytes_ = self._admission.attainable_bytes(model_id)
+        bytes_ = self._admission.ledger.attainable_bytes(model_id)
         before_bytes = self._attainable.get(model_id)
         if bytes_ is None or bytes_ == before_bytes:
             return

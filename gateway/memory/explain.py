@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gateway.config.model import Group, label_of
 from gateway.memory.allocation import Allocation
-from gateway.memory.ledger import Claim, Ledger, Refuse
+from gateway.memory.ledger import Claim, Ledger, Refuse, RefuseSequence
 from gateway.system.notation import format_size
 from gateway.system.refusal import Refusal
 
@@ -155,6 +155,17 @@ def no_room(ledger: Ledger, refused: Refuse) -> Refusal:
         f"short context, and at most {format_size(max(0, refused.possible_bytes))} of the budget "
         f"of {format_size(ledger.budget_bytes)} can be had{because}. {remedy}, or take a smaller "
         f"model: `bulkhead estimate {refused.model_id}` has the parts.",
+        lasting=True,
+    )
+
+
+def no_room_for_sequence(ledger: Ledger, refused: RefuseSequence) -> Refusal:
+    """Why a request that waits in a loaded model can't run any more."""
+    return Refusal(
+        "insufficient_memory",
+        f"With this request {refused.model_id!r} needs {format_size(refused.needed_bytes)}. "
+        f"{at_best(ledger, refused.model_id, refused.possible_bytes)} Shorten the request, or "
+        "raise memory.budget.",
         lasting=True,
     )
 

@@ -171,7 +171,7 @@ def guessed_floor_bytes(weight_bytes: int, process_bytes: int) -> int:
 
 _LENGTHS: Final = (2_000, 8_000, 32_000)
 
-Verdict: TypeAlias = Literal["fits", "fits with a shorter context", "doesn't fit"]
+Fitness: TypeAlias = Literal["fits", "fits with a shorter context", "doesn't fit"]
 
 
 # Longer than the context of any model: an estimate is cut to the model's own.
@@ -193,7 +193,7 @@ class Outline(Struct, frozen=True):
     measured_idle_bytes: int | None
     token_bytes: int
     rows: dict[int, int]
-    verdict: Verdict
+    fitness: Fitness = msgspec.field(name="verdict")
     needed_bytes: int
     possible_bytes: int
     reserved_bytes: int = msgspec.field(name="kept_bytes")
@@ -208,9 +208,9 @@ def outline_of(
     if not whole.shape.sequence_bytes(whole.context_tokens):
         return None
     found = fit(whole, possible_bytes)
-    verdict: Verdict = "doesn't fit"
+    fitness: Fitness = "doesn't fit"
     if found.fits:
-        verdict = "fits with a shorter context" if found.is_cut else "fits"
+        fitness = "fits with a shorter context" if found.is_cut else "fits"
     lengths = [each for each in _LENGTHS if each <= found.context_tokens]
     return Outline(
         context_tokens=whole.context_tokens,
@@ -220,7 +220,7 @@ def outline_of(
         measured_idle_bytes=whole.measured_fixed_bytes,
         token_bytes=whole.token_bytes,
         rows={each: whole.rows(possible_bytes, each) for each in lengths},
-        verdict=verdict,
+        fitness=fitness,
         needed_bytes=found.needed_bytes,
         possible_bytes=possible_bytes,
         reserved_bytes=reserved_bytes,

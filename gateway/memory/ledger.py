@@ -117,8 +117,8 @@ class Ledger:
                 or (each.reserved and each.model_id not in going)
             )
         }
-        kept = self._reserved_bytes({*staying, *model_ids})
-        return self.usable_bytes - sum(staying.values()) - kept
+        reserved_bytes = self._reserved_bytes({*staying, *model_ids})
+        return self.usable_bytes - sum(staying.values()) - reserved_bytes
 
     def possible_for(self, model_id: str) -> int:
         """The most bytes that one model could get beside the floors of its companions, whether the
@@ -130,6 +130,14 @@ class Ledger:
         absent_bytes = sum(self.floors.get(each, 0) for each in absent)
         counted_bytes = sum(self.floors.get(each, 0) for each in reserved)
         return self.possible_among({model_id}) - absent_bytes + counted_bytes
+
+    def attainable_bytes(self, model_id: str) -> int | None:
+        """The most bytes that a loaded model could get if all other models gave back what they can.
+        Stranded bytes that may still come back count as free. None: the model isn't loaded.
+        """
+        if model_id not in self._allocations:
+            return None
+        return self.possible_for(model_id) + self.undecided_bytes
 
     def reserved_beside(self, model_ids: Iterable[str]) -> int:
         """Bytes to keep free beside these models, for reserved models that aren't loaded."""
@@ -265,7 +273,15 @@ class Refuse(Struct, frozen=True):
     together: tuple[str, ...] = ()
 
 
-Decision: TypeAlias = Admit | LimitChange | Evict | Replace | Unanswered | Refuse
+class RefuseSequence(Struct, frozen=True):
+    """A sequence that waits in the model's worker needs more than the model can ever get."""
+
+    model_id: str
+    needed_bytes: int
+    possible_bytes: int
+
+
+Decision: TypeAlias = Admit | LimitChange | Evict | Replace | Unanswered | Refuse | RefuseSequence
 
 
 # Numbers of bytes that differ by less count as equal, since readings vary.
@@ -315,6 +331,10 @@ class MemoryOrders:
     def give_up(self, allocation: Allocation, seconds: float) -> None:
         """End a model whose worker hasn't answered a recall for so many seconds."""
         self._end(allocation, Unanswered(allocation.model_id, seconds))
+
+    def refuse_sequence(self, allocation: Allocation, possible_bytes: int) -> None:
+        needed_bytes = allocation.need.least_bytes
+        self.decisions.append(RefuseSequence(allocation.model_id, needed_bytes, possible_bytes))
 
     def _end(self, allocation: Allocation, decision: Decision) -> None:
         allocation.ending = True

@@ -68,10 +68,10 @@ class Reclaim:
         for each in going:
             self._orders.evict(each, claim.model_id)
         others = [each for each in others if not each.ending]
-        self.take(missing_bytes, claim, others, rows)
+        self.recall_and_evict(missing_bytes, claim, others, rows)
         return True
 
-    def take(
+    def recall_and_evict(
         self,
         missing_bytes: int,
         claim: Claim | None,

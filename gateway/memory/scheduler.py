@@ -315,7 +315,7 @@ class MemoryScheduler:
 
     def bound(self, model_id: str) -> Bound | None:
         """The most that a loaded model can get; None if the model isn't loaded."""
-        bytes_ = self.admission.attainable_bytes(model_id)
+        bytes_ = self.ledger.attainable_bytes(model_id)
         if bytes_ is None:
             return None
         estimated = self.estimate_of(model_id)

@@ -77,7 +77,9 @@ class Disks:
             self._there[volume] = there
             if there is before:
                 continue
-            concerned = [each for each, own in models.items() if volume in own]
+            concerned = [
+                each for each, volumes_of_model in models.items() if volume in volumes_of_model
+            ]
             self._tell(volume, concerned, there=there)
             if there:
                 for supervisor in concerned:

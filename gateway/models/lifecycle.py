@@ -72,7 +72,7 @@ class Effect(StrEnum):
     DISPATCH = "send waiting requests"
     DRAIN = "let it finish what runs"
     STOP = "stop it, politely first"
-    KILL = "stop it by the shortened ladder"
+    KILL = "stop it by the short sequence"
     DESTROY = "SIGKILL"
     DUMP_AND_DESTROY = "dump its stacks, then SIGKILL"
     PARK_RUNNING = "park the requests that run"

@@ -320,6 +320,9 @@ class ModelMemory:
     def evict(self, reason: str) -> None:
         self._condition.handle(ModelEvent.EVICT, reason)
 
+    def refuse_longest(self, refusal: Refusal) -> None:
+        self._traffic.refuse_longest(refusal)
+
     def lost_memory(self, missing_bytes: int) -> None:
         """Record that the last worker left `missing_bytes` stranded. After its next death the model
         isn't restarted, as each death may strand as much again.

@@ -48,12 +48,13 @@ _BLAMED: Final = (ModelEvent.MISBEHAVED, ModelEvent.HUNG, ModelEvent.EXIT)
 class ModelState(Struct, frozen=True, kw_only=True):
     """The state of a model, from which another gateway goes on.
 
-    `told` has the settings that the worker got at its load. `wanted`: the model waits for memory,
-    and is to be loaded even without requests. `running` and `waiting` give each request a number.
+    `load_values` has the settings that the worker got at its load. `wanted`: the model waits for
+    memory, and is to be loaded even without requests. `running` and `waiting` give each request a
+    number.
     """
 
     id: str
-    told: dict[str, str]
+    load_values: dict[str, str]
     held: RefusalState | None
     wanted: bool
     use: UseState
@@ -158,7 +159,7 @@ class ModelSupervisor:
         hold = self.condition.hold
         return ModelState(
             id=self.model.id,
-            told=self.model.told,
+            load_values=self.model.told,
             held=None if hold is None else hold.state,
             wanted=self.state is State.WAITING and self._load_wanted,
             use=self.traffic.use.state,

@@ -98,10 +98,10 @@ class Reloader:
             Refusal: the gateway is being replaced by another one.
         """
         async with self._lock:
-            found_now = await self._lane.run(
+            configuration = await self._lane.run(
                 functools.partial(self._with_found, self._present), _READ_S, "the models"
             )
-            new = self._lengthened(found_now)
+            new = self._lengthened(configuration)
             found = changes(self._present.settings, new.settings)
             self._fleet.check_decides()
             self._present = new
@@ -259,10 +259,10 @@ class Reloader:
         ledger = self._fleet.scheduler.ledger
         models = new.settings.models
         pinned = [each for each in models if models[each].pinned and ledger.floor_bytes([each])]
-        kept_bytes = ledger.floor_bytes(pinned)
+        floors_bytes = ledger.floor_bytes(pinned)
         lasting = [each.model_id for each in ledger.allocations if each.pinned]
         same = budget_bytes >= ledger.budget_bytes and set(pinned) <= set(lasting)
-        if kept_bytes <= budget_bytes or same:
+        if floors_bytes <= budget_bytes or same:
             return
         who = f"{', '.join(pinned)} {'keeps' if len(pinned) == 1 else 'keep'}"
         which = "is" if len(pinned) == 1 else "are"
@@ -272,7 +272,7 @@ class Reloader:
                     new.source(("memory", "budget")),
                     "memory.budget",
                     f"{format_size(budget_bytes)} is less than {who}, which {which} pinned "
-                    f"({format_size(kept_bytes)}): unload or unpin first",
+                    f"({format_size(floors_bytes)}): unload or unpin first",
                 )
             ]
         )

@@ -87,7 +87,7 @@ class Relay:
                 request, now = self._requests[number], self._loop.time()
                 if request.timing.queue_s is None:
                     request.timing.queue_s = now - request.arrived_at
-                request.timing.begin(now)
+                request.timing.sent(now)
                 request.start(now)
             case Delivered(number=number, delta=delta) if number in self._requests:
                 request = self._requests[number]

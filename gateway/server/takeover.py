@@ -210,7 +210,7 @@ class Takeover:
         supervisor = fleet.roster.configured.get(model_id)
         if supervisor is None:
             return False
-        return state.worker is None or supervisor.model.told == state.told
+        return state.worker is None or supervisor.model.told == state.load_values
 
     async def _listen(self, fleet: Fleet, keys: ApiKeys, mailbox: Mailbox) -> None:
         while (message := await self._messages.receive()) is not None:

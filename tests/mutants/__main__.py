@@ -27,7 +27,6 @@ POLICIES: Final = {
     "gateway/memory/admission.py": _ACCOUNT,
     "gateway/memory/admission_round.py": _ACCOUNT,
     "gateway/memory/reclaim.py": _ACCOUNT,
-    "gateway/memory/idle_eviction.py": _ACCOUNT,
     "gateway/memory/loans.py": _ACCOUNT,
     "gateway/memory/ledger.py": f"{_ACCOUNT} ../models/test_model_memory.py",
     "gateway/memory/allocation.py": _ACCOUNT,

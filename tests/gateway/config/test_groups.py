@@ -177,9 +177,9 @@ class TestTogether:
     def test_a_long_sequence_has_its_bound_beside_its_company(self) -> None:
         account = _account(_together("a", "b"), b=40)
         account.load("a", 30)
-        assert account.attainable_bytes("a") == 60 * UNIT
+        assert account.ledger.attainable_bytes("a") == 60 * UNIT
         account.load("b", 40)
-        assert account.attainable_bytes("a") == 60 * UNIT
+        assert account.ledger.attainable_bytes("a") == 60 * UNIT
         assert account.ledger.possible_for("other") == 100 * UNIT
 
 

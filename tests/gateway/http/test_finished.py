@@ -49,12 +49,12 @@ def test_the_last_ones_are_kept_and_all_are_counted(most: int, ended: int, asked
 
 def test_a_life_is_told_from_the_arrival() -> None:
     timing = Timing(101.0)
-    timing.begin(102.0)
-    timing.begin(103.0)
+    timing.sent(102.0)
+    timing.sent(103.0)
     timing.enter("tokens", 104.0)
     timing.enter("tokens", 105.0)
     timing.enter("parked", 106.0)
-    timing.begin(108.0)
+    timing.sent(108.0)
     timing.enter("tokens", 109.0)
     timing.last_token_at = 111.0
     told = [(each.kind, each.begin_s, each.end_s) for each in _phases(timing)]
@@ -77,7 +77,7 @@ def test_who_makes_way_again_and_again_keeps_a_bounded_life() -> None:
     timing = Timing(0.0)
     for second in range(1000):
         timing.enter("parked", float(second))
-        timing.begin(second + 0.5)
+        timing.sent(second + 0.5)
     assert len(timing.phases) == 64
 
 

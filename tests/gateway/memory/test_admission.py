@@ -1025,23 +1025,23 @@ class TestSpare:
 class TestAttainable:
     def test_pinned_floors_of_others_are_what_is_not(self) -> None:
         account = Account()
-        assert account.attainable_bytes("a") is None
+        assert account.ledger.attainable_bytes("a") is None
         account.load("a", 20)
         account.claim("b", 30, pinned=True)
-        assert account.attainable_bytes("a") == 100 * UNIT
+        assert account.ledger.attainable_bytes("a") == 100 * UNIT
         account.decide(LATER)
-        assert account.attainable_bytes("a") == 70 * UNIT, "it is loading"
-        assert account.attainable_bytes("b") == 100 * UNIT
+        assert account.ledger.attainable_bytes("a") == 70 * UNIT, "it is loading"
+        assert account.ledger.attainable_bytes("b") == 100 * UNIT
         account.ending("b")
-        assert account.attainable_bytes("a") == 100 * UNIT
+        assert account.ledger.attainable_bytes("a") == 100 * UNIT
         account.configure(200 * UNIT, PATIENCE_S, 0)
-        assert account.attainable_bytes("a") == 200 * UNIT
+        assert account.ledger.attainable_bytes("a") == 200 * UNIT
 
     def test_what_may_come_back_counts(self) -> None:
         account = Account()
         account.load("a", 20)
         account.ledger.stranded_bytes, account.ledger.undecided_bytes = 30 * UNIT, 10 * UNIT
-        assert account.attainable_bytes("a") == 80 * UNIT
+        assert account.ledger.attainable_bytes("a") == 80 * UNIT
 
     def test_nobody_waits_for_more(self) -> None:
         account = Account()

@@ -23,6 +23,7 @@ from gateway.memory.ledger import (
     Evict,
     LimitChange,
     Refuse,
+    RefuseSequence,
     Replace,
     Unanswered,
 )
@@ -337,7 +338,7 @@ class World(RuleBasedStateMachine):
 
     def _refuse_hopeless(self, model: Model) -> None:
         """As a worker does that knows the most that it can get."""
-        most = self.admission.attainable_bytes(model.name)
+        most = self.admission.ledger.attainable_bytes(model.name)
         assert most is not None
         fits = [each for each in model.waiting if model.least - model.known + each.size <= most]
         model.waiting = fits
@@ -392,6 +393,11 @@ class World(RuleBasedStateMachine):
             case Unanswered():
                 assert model.lag_s >= RECALL_S, "it would have answered"
                 self._end(model)
+            case RefuseSequence(needed_bytes=needed):
+                rows = [*model.waiting, *model.running]
+                longest = max(rows, key=lambda row: row.size)
+                assert model.least + longest.size >= needed, "it fits"
+                (model.waiting if longest in model.waiting else model.running).remove(longest)
             case Refuse(together=others):
                 assert model.waiting or others
                 model.waiting = []
