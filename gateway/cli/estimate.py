@@ -22,7 +22,7 @@ from gateway.config.read import DraftConfiguration, read_draft
 from gateway.config.settings import Flags, Settings
 from gateway.http.wire.command_bodies import Status
 from gateway.memory.estimate import MOST_ROWS
-from gateway.memory.fitting import Outline, Verdict
+from gateway.memory.fitting import Fitness, Outline
 from gateway.memory.forecast import Forecast
 from gateway.system.notation import format_size, nearest_model, suggestion
 from gateway.system.state_dir import StateDir
@@ -54,7 +54,7 @@ class EstimateReport(Struct):
     measured_idle_bytes: int | None
     token_bytes: int
     rows: dict[int, int]
-    verdict: Verdict
+    verdict: Fitness
     needed_bytes: int
     possible_bytes: int
     granted_context_tokens: int
@@ -280,7 +280,7 @@ def _printed(model: str, answer: _Estimate) -> EstimateReport:
         measured_idle_bytes=found.measured_idle_bytes,
         token_bytes=found.token_bytes,
         rows=found.rows,
-        verdict=found.verdict,
+        verdict=found.fitness,
         needed_bytes=found.needed_bytes,
         possible_bytes=found.possible_bytes,
         granted_context_tokens=found.granted_context_tokens,
@@ -321,7 +321,7 @@ def _print(model: str, answer: _Estimate) -> None:
         )
     if answer.forecast is not None:
         click.echo(f"Now: {answer.forecast}")
-    if found.verdict != "doesn't fit" and found.rows:
+    if found.fitness != "doesn't fit" and found.rows:
         rooms = [
             f"{rows:,}{' or more' if rows == MOST_ROWS else ''} of {tokens:,} tokens each"
             for tokens, rows in found.rows.items()
@@ -339,11 +339,11 @@ def _sentence(answer: _Estimate) -> str:
     found = answer.outline
     needed, possible = format_size(found.needed_bytes), format_size(found.possible_bytes)
     beside = ""
-    if found.kept_bytes:
+    if found.reserved_bytes:
         whose = "pinned models and groups" if answer.grouped else "pinned models"
-        beside = f" beside the {format_size(found.kept_bytes)} of {whose}"
+        beside = f" beside the {format_size(found.reserved_bytes)} of {whose}"
     asks = f"its floor is {needed}, and {possible} is available{beside}."
-    match found.verdict:
+    match found.fitness:
         case "fits":
             return f"Its memory fits: {asks}"
         case "doesn't fit":

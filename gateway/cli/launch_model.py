@@ -61,7 +61,7 @@ def load_for(gateway: GatewayClient, agent: Agent, model: ModelBody, tokens: int
     # An upstream loads its own models, and only the admin key may order a load here: then the first
     # question loads the model.
     outline = None if model.is_upstreams else _outline(gateway, model.id, wanted)
-    if outline is not None and not outline.context_tokens and outline.verdict != "doesn't fit":
+    if outline is not None and not outline.context_tokens and outline.fitness != "doesn't fit":
         # The server of a command has its own context, which no order changes.
         carried_out(gateway, "load", model.id, OrderOptions())
         outline = None
@@ -78,7 +78,7 @@ def load_for(gateway: GatewayClient, agent: Agent, model: ModelBody, tokens: int
             f"{agent.title} is told {context_tokens:,} tokens."
         )
         return context_tokens
-    if outline.verdict == "doesn't fit":
+    if outline.fitness == "doesn't fit":
         raise CommandError(
             f"{model.id} doesn't fit: its floor is {format_size(outline.needed_bytes)}, and "
             f"{format_size(outline.possible_bytes)} is available."

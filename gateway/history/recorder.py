@@ -95,7 +95,7 @@ class Recorder:
 
     def _sampled(self) -> Sample:
         fleet = self._fleet
-        ledger = fleet.scheduler.admission.ledger
+        ledger = fleet.scheduler.ledger
         waiting, prompt_tokens = 0, 0
         first_token_s: list[float] = []
         models: dict[str, ModelSample] = {}

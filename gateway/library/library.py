@@ -28,8 +28,8 @@ from gateway.library.findings import Findings, Room, rank_candidates, well_known
 from gateway.library.hub_process import SEARCH_S, HubError, SearchJob, search_hub
 from gateway.library.pulls import Pulls
 from gateway.library.reference import words_of
-from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet
+from gateway.models.model_supervisor import ModelSupervisor
 from gateway.models.reload import Reloader
 from gateway.system.lane import HangsError, Lane
 from gateway.system.refusal import Refusal
@@ -39,7 +39,7 @@ from gateway.system.tasks import Tasks
 logger = logging.getLogger(__name__)
 
 # Returns the models that exist at the call.
-Everyone: TypeAlias = Callable[[], Iterable[Compartment]]
+Everyone: TypeAlias = Callable[[], Iterable[ModelSupervisor]]
 
 _EVERY_S: Final = 30.0
 _DISK_S: Final = 5.0

@@ -267,7 +267,7 @@ class Pulls:
         fleet = self._fleet
         expected = outlook(
             plan,
-            fleet.scheduler.admission.ledger.possible_bytes,
+            fleet.scheduler.ledger.possible_bytes,
             fleet.process_bytes,
             fleet.settings.memory.ordinary_tokens,
         )

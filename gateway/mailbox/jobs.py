@@ -16,8 +16,8 @@ from msgspec import Struct
 from gateway.access.caller import ANYBODY
 from gateway.access.limits import Seat
 from gateway.mailbox.entry import AnswerOutcome, MailboxEntry, Name, Work
-from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet
+from gateway.models.model_supervisor import ModelSupervisor
 from gateway.requests.choices import Choices, Format, answers_to, pieces, usage_of
 from gateway.requests.request import Request, Terms
 from gateway.requests.share import Share
@@ -76,7 +76,7 @@ class AnswerJob:
         self.cancelled = False
         self.deleted = False
         self.ended = asyncio.Event()
-        self._supervisor: Compartment | None = None
+        self._supervisor: ModelSupervisor | None = None
         self._seat = seat
         self._share: Share | None = None
         self._followers: set[asyncio.Event] = set()
@@ -107,7 +107,7 @@ class AnswerJob:
         if share is not None:
             share.release()
 
-    def started(self, supervisor: Compartment, requests: list[Request]) -> None:
+    def started(self, supervisor: ModelSupervisor, requests: list[Request]) -> None:
         self._supervisor = supervisor
         self.requests = requests
         if self._seat is not None:
@@ -222,7 +222,7 @@ async def make(
             async for index, piece in arriving:
                 if piece.idle:
                     continue
-                choices.keep(index, piece)
+                choices.store(index, piece)
                 if job.streams:
                     job.record(choices.write(index, piece))
     finally:

@@ -189,7 +189,9 @@ class Mailbox:
         Raises:
             Refusal: the file can't be read, or the share has no room for the answer.
         """
-        stored = await self._archive.read(self._archive.store.find, name, items, events, share.take)
+        stored = await self._archive.read(
+            self._archive.store.find, name, items, events, share.reserve
+        )
         unwritten = self.maker.unwritten(name)
         if stored is None or unwritten is None:
             return stored
@@ -214,7 +216,7 @@ class Mailbox:
         Raises: Refusal: the file can't be read, or the share has no room.
         """
         look = functools.partial(self._archive.store.entries, newest_first=newest_first)
-        return await self._archive.read(look, owner, api, after, count, share.take)
+        return await self._archive.read(look, owner, api, after, count, share.reserve)
 
     async def cancel(self, name: Name) -> None:
         """Cancel an answer that isn't over. Returns at the end of its job, or after `ANSWER_S`."""

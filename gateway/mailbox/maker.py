@@ -213,7 +213,7 @@ class Maker:
         share.release()
         try:
             contents = await self._archive.write(
-                self._archive.store.start_attempt, entry, share.take
+                self._archive.store.start_attempt, entry, share.reserve
             )
         except Refusal:
             job.release_share()

@@ -13,7 +13,7 @@ from typing import Final
 
 from gateway.config.model import Group, Groups
 from gateway.memory.admission_round import AdmissionRound
-from gateway.memory.allocation import NEVER, MemoryNeed
+from gateway.memory.allocation import NEVER, MemoryNeed, WorkerReading
 from gateway.memory.ledger import NOISE_BYTES, Claim, Decision, Ledger, MemoryOrders, Refuse
 from gateway.memory.reclaim import worth
 from gateway.system.memory_reading import Pressure
@@ -36,7 +36,7 @@ class Admission:
     Bytes that are being freed for one model aren't given to models behind it. While a model waits
     for busy models, other models that fit may pass it. Bytes that no model waits for are lent
     (`gateway.memory.loans`). If requests wait for memory in a loaded model, the room of the spare
-    is lent after a while, and idle models are evicted (`gateway.memory.idle_eviction`).
+    is lent after a while, and idle models are evicted (`IdleEviction`).
 
     Models of a group that loads `together` get their memory in one turn or not at all. Of a group
     with `swap` one model holds memory at a time, and the next model waits until that one has ended.
@@ -104,8 +104,8 @@ class Admission:
         self._claims.pop(model_id, None)
         self._unserved.pop(model_id, None)
 
-    def note(self, model_id: str, *, priority: int, busy: bool, last_used: float) -> None:
-        """Note how a model is used."""
+    def record_use(self, model_id: str, *, priority: int, busy: bool, last_used: float) -> None:
+        """Record how a model is used."""
         if (claim := self._claims.get(model_id)) is not None:
             claim.priority = priority
         if (allocation := self.ledger.allocation(model_id)) is not None:
@@ -113,30 +113,16 @@ class Admission:
             allocation.busy = busy
             allocation.last_used = last_used
 
-    def note_footprint(self, model_id: str, footprint_bytes: int, kept_bytes: int) -> None:
-        """Note a reading, which began while the worker kept to a limit of `kept_bytes`."""
+    def record(self, model_id: str, reading: WorkerReading) -> None:
+        """Record a reading of the model's worker."""
         if (allocation := self.ledger.allocation(model_id)) is not None:
-            allocation.footprint_bytes = footprint_bytes
-            allocation.read_at_bytes = kept_bytes
+            allocation.record(reading)
 
-    def note_need(self, model_id: str, need: MemoryNeed, kept_bytes: int) -> None:
-        """Note what a worker could use, and that it keeps to a limit of `kept_bytes`."""
+    def record_need(self, model_id: str, need: MemoryNeed, obeyed_bytes: int) -> None:
+        """Record what a worker could use, and that it keeps to a limit of `obeyed_bytes`."""
         if (allocation := self.ledger.allocation(model_id)) is not None:
             allocation.need = need
-            allocation.kept_bytes = kept_bytes
-
-    def note_beside(self, model_id: str, more_bytes: int) -> None:
-        """Note that a worker holds `more_bytes` more beside its sequences. They are added to the
-        worker's last need, until the worker sends its next need. The need of an idle worker stays
-        0.
-        """
-        allocation = self.ledger.allocation(model_id)
-        if allocation is None or not allocation.need.wanted_bytes:
-            return
-        need = allocation.need
-        need.used_bytes = max(0, need.used_bytes + more_bytes)
-        need.wanted_bytes = max(0, need.wanted_bytes + more_bytes)
-        need.least_bytes = max(0, need.least_bytes + more_bytes)
+            allocation.obeyed_bytes = obeyed_bytes
 
     def ready(self, model_id: str, now: float, *, reload_s: float = 0.0) -> None:
         """Note that a model is loaded: it may borrow, and may be evicted unless it is pinned."""
@@ -160,8 +146,8 @@ class Admission:
     def gone(self, model_id: str) -> None:
         """Note that a model's process has ended. Its memory is free."""
         allocation = self.ledger.remove(model_id)
-        if allocation is not None and allocation.thirsty_since is not None:
-            self._unserved[model_id] = allocation.thirsty_since
+        if allocation is not None and allocation.starved_since is not None:
+            self._unserved[model_id] = allocation.starved_since
 
     def configure(self, budget_bytes: int, patience_s: float, spare_bytes: int) -> None:
         """Replace the limits. The next decisions evict the models that don't fit any more."""
@@ -175,15 +161,6 @@ class Admission:
 
     # Decisions
 
-    def attainable_bytes(self, model_id: str) -> int | None:
-        """The most bytes that a loaded model could get if all other models gave back what they can.
-        Stranded bytes that may still come back count as free. None: the model isn't loaded.
-        """
-        allocation = self.ledger.allocation(model_id)
-        if allocation is None:
-            return None
-        return self.ledger.possible_for(model_id) + self.ledger.undecided_bytes
-
     def decide(self, now: float) -> list[Decision]:
         """Decide by the present account. To be called after each change, and as time passes.
 
@@ -192,7 +169,7 @@ class Admission:
         self.ledger.share_companions(self._claims)
         this_round = AdmissionRound(self.ledger, now, self._patience_s)
         self._decide_on_spare(this_round)
-        this_round.settle()
+        this_round.take_stock()
         refused: list[Decision] = []
         for claim in self._in_turn(this_round):
             if claim.loan:
@@ -256,7 +233,7 @@ class Admission:
         if more_bytes <= ledger.free_bytes:
             ledger.spare_bytes = self._wanted_spare_bytes
         else:
-            this_round.loans.take_idle(more_bytes - ledger.free_bytes - ledger.coming_bytes)
+            this_round.loans.recall_idle(more_bytes - ledger.free_bytes - ledger.coming_bytes)
 
     def _in_turn(self, this_round: AdmissionRound) -> list[Claim]:
         def key(claim: Claim) -> tuple[bool, bool, int, float]:
@@ -264,10 +241,10 @@ class Admission:
             # A model that can't be displaced is protected in vain until its sequence runs, so its
             # claim comes first.
             allocation = self.ledger.allocation(claim.model_id)
-            urgent = allocation is not None and this_round.reclaim.keeps_place(allocation)
+            urgent = allocation is not None and this_round.reclaim.is_protected(allocation)
             return (not urgent, not overdue, 0 if overdue else -claim.priority, claim.since)
 
-        return sorted([*self._whole_claims(), *this_round.thirsts()], key=key)
+        return sorted([*self._whole_claims(), *this_round.loan_claims()], key=key)
 
     def _whole_claims(self) -> list[Claim]:
         """The claims of models that wait to be loaded. Models that are loaded together have one."""

@@ -8,17 +8,19 @@ from __future__ import annotations
 from typing import Final
 
 from gateway.memory.allocation import Allocation, Prompt
-from gateway.memory.idle_eviction import IdleEviction
 from gateway.memory.ledger import NOISE_BYTES, Claim, Ledger, MemoryOrders
-from gateway.memory.loans import RECALL_S, Loans
+from gateway.memory.loans import RECALL_S, IdleEviction, Loans
 from gateway.memory.reclaim import Reclaim, enough_to_evict, worth
 
 # A worker over its limit gets so long to shrink while the budget has no room for it.
 OVERGROWN_S: Final = 10.0
+# A sequence that has no room is refused after this time. It is longer than `OVERGROWN_S`: if the
+# worker has leaked, the next worker may have room for the sequence.
+HOPELESS_S: Final = 20.0
 
 
 class AdmissionRound:
-    """Makes the decisions of one round: `settle` first, `serve` for each claim, then `lend`."""
+    """Makes the decisions of one round: `take_stock` first, `serve` for each claim, then `lend`."""
 
     def __init__(self, ledger: Ledger, now: float, patience_s: float) -> None:
         self.orders = MemoryOrders(ledger, now)
@@ -28,20 +30,21 @@ class AdmissionRound:
         self._ledger = ledger
         self._now = now
         # Bytes that are free now, and bytes that are being freed, without those that claims have
-        # been granted or wait for. A negative number is a debt to claims. `settle` sets them.
+        # been granted or wait for. A negative number is a debt to claims. `take_stock` sets them.
         self._unclaimed_bytes: int
         self._coming_bytes: int
         # Bytes that are free or being freed for a claim that waits, by the claim's model.
         self._promised_bytes: dict[str, int] = {}
-        self._place_kept = False
+        self._protected_one = False
         # Bytes that the claims that wait must leave free, because groups keep room.
-        self._kept_bytes = 0
+        self._reserved_bytes = 0
 
-    def settle(self) -> None:
+    def take_stock(self) -> None:
         """Account for the memory that workers really hold, and take back what is too much."""
-        self._settle_recalls()
-        self._settle_footprints()
-        self._settle_prompts()
+        self._close_recalls()
+        self._follow_footprints()
+        self._follow_prompts()
+        self._refuse_hopeless()
         self._evict_rivals()
         missing_bytes = -self._ledger.free_bytes - self._ledger.coming_bytes
         if missing_bytes > 0:
@@ -49,7 +52,7 @@ class AdmissionRound:
         self._unclaimed_bytes = max(0, self._ledger.free_bytes)
         self._coming_bytes = self._ledger.coming_bytes + min(0, self._ledger.free_bytes)
 
-    def _settle_recalls(self) -> None:
+    def _close_recalls(self) -> None:
         """End recalls that are complete. A worker hangs if it doesn't answer within `RECALL_S`."""
         for each in self._ledger.steady:
             if not each.returning_bytes:
@@ -59,20 +62,20 @@ class AdmissionRound:
                     each.stuck_bytes += held_bytes - each.floor_bytes
                     each.floor_bytes = held_bytes
                 each.recalled_at = None
-            elif each.recalled_at is None or each.kept_bytes != each.recalled_from_bytes:
+            elif each.recalled_at is None or each.obeyed_bytes != each.recalled_from_bytes:
                 # The recall is new, or the worker has answered an earlier one: wait anew.
-                each.recalled_at, each.recalled_from_bytes = self._now, each.kept_bytes
+                each.recalled_at, each.recalled_from_bytes = self._now, each.obeyed_bytes
             elif self._now - each.recalled_at >= RECALL_S:
                 if each.answered:
                     # No reading came after the answer: the last reading counts as one.
-                    each.read_at_bytes = each.kept_bytes
+                    each.read_at_bytes = each.obeyed_bytes
                 else:
                     self.orders.give_up(each, self._now - each.recalled_at)
 
-    def _settle_footprints(self) -> None:
+    def _follow_footprints(self) -> None:
         """Raise the limits of workers that exceed them, if the budget has room. If it has none,
-        note since when a worker exceeds its limit, be it loaded or still loading. Lower a floor by
-        stuck bytes that were given back.
+        record since when a worker exceeds its limit, be it loaded or still loading. Lower a floor
+        by stuck bytes that were given back.
         """
         for each in self._ledger.steady:
             loosened_bytes = min(each.stuck_bytes, each.floor_bytes - each.footprint_bytes)
@@ -83,11 +86,11 @@ class AdmissionRound:
                 continue
             if _is_over(each) and self._has_room:
                 self.orders.lend(each, each.footprint_bytes)
-            self._note_overgrown(each)
+            self._record_overgrown(each)
         for each in self._ledger.loading:
-            self._note_overgrown(each)
+            self._record_overgrown(each)
 
-    def _note_overgrown(self, allocation: Allocation) -> None:
+    def _record_overgrown(self, allocation: Allocation) -> None:
         if not _is_over(allocation) or self._has_room:
             allocation.overgrown_since = None
             return
@@ -99,8 +102,8 @@ class AdmissionRound:
     def _has_room(self) -> bool:
         return self._ledger.free_bytes >= 0
 
-    def _settle_prompts(self) -> None:
-        """Note when the prompts of first sequences begin and end."""
+    def _follow_prompts(self) -> None:
+        """Record when the prompts of first sequences begin and end."""
         for each in self._ledger.steady:
             number, prompt = each.need.prompt, each.prompt
             if number and (prompt is None or prompt.number != number):
@@ -108,6 +111,21 @@ class AdmissionRound:
                 each.turn_begins = False
             elif not number and prompt is not None and prompt.ended_at is None:
                 prompt.ended_at = self._now
+
+    def _refuse_hopeless(self) -> None:
+        """Refuse the sequences that can never run: other models hold more than at their admission,
+        or the worker itself holds more beside its sequences. A worker refuses only the sequences
+        that wouldn't have room in the next worker either.
+        """
+        for allocation in self._ledger.steady:
+            possible_bytes = self._ledger.attainable_bytes(allocation.model_id) or 0
+            if allocation.need.least_bytes <= max(allocation.limit_bytes, possible_bytes):
+                allocation.hopeless_since = None
+            elif allocation.hopeless_since is None:
+                allocation.hopeless_since = self._now
+            elif self._now - allocation.hopeless_since >= HOPELESS_S:
+                self.orders.refuse_sequence(allocation, possible_bytes)
+                allocation.hopeless_since = self._now
 
     def _evict_rivals(self) -> None:
         """Evict one of two loaded models that have become rivals by a new configuration."""
@@ -127,7 +145,7 @@ class AdmissionRound:
         steady = sorted(
             self._ledger.steady, key=lambda each: (each.overgrown_since is None, *self._worth(each))
         )
-        missing_bytes = self.reclaim.take(missing_bytes, None, steady, steady)
+        missing_bytes = self.reclaim.recall_and_evict(missing_bytes, None, steady, steady)
         if missing_bytes <= 0:
             return
         candidates = [*steady, *self._ledger.loading]
@@ -154,45 +172,45 @@ class AdmissionRound:
             self.orders.evict(each, None)
         return brought_bytes
 
-    def thirsts(self) -> list[Claim]:
+    def loan_claims(self) -> list[Claim]:
         """Claims of loaded models that can't go on, since their next sequence needs more than their
         limit. With loans alone, and no claim, some of these models would wait for ever.
         """
-        found = []
+        claims = []
         for each in self._ledger.steady:
-            # A claim for more than is possible would wait in vain. The worker refuses the sequence.
+            # A claim for more than is possible would wait in vain: such a sequence is refused.
             least_bytes = min(each.need.least_bytes, self._ledger.possible_for(each.model_id))
             if least_bytes <= each.limit_bytes:
-                each.thirsty_since = None
+                each.starved_since = None
                 continue
-            if each.thirsty_since is None:
+            if each.starved_since is None:
                 # A model that has just been loaded has waited to be loaded for this sequence.
                 fresh = self.reclaim.fresh(each)
-                each.thirsty_since = each.claimed_at if fresh else self._now
-            found.append(
+                each.starved_since = each.claimed_at if fresh else self._now
+            claims.append(
                 Claim(
                     each.model_id,
                     least_bytes - each.limit_bytes,
                     each.priority,
-                    each.thirsty_since,
+                    each.starved_since,
                     loan=True,
                 )
             )
-        return found
+        return claims
 
     def serve(self, claim: Claim) -> bool:
         """Grant a claim, or begin to make room for it. Return True if the claim is granted."""
-        kept_bytes = self._kept_from(claim)
+        reserved_bytes = self._reserved_from(claim)
         rivals = [] if claim.loan else self._ledger.rivals(claim.model_ids)
-        wanted_bytes = claim.needed_bytes + kept_bytes
-        own_bytes = self._own_bytes(claim)
-        if wanted_bytes > self._unclaimed_bytes + own_bytes and self._ledger.spare_bytes:
+        wanted_bytes = claim.needed_bytes + reserved_bytes
+        returning_bytes = self._returning_bytes(claim)
+        if wanted_bytes > self._unclaimed_bytes + returning_bytes and self._ledger.spare_bytes:
             # The load adopts the spare, or the claim needs the spare's room more.
             self._unclaimed_bytes += self._ledger.spare_bytes
             self._ledger.spare_bytes = 0
-        if wanted_bytes <= max(self._unclaimed_bytes, 0) + own_bytes and not rivals:
-            self._coming_bytes -= own_bytes
-            self._unclaimed_bytes -= claim.needed_bytes - own_bytes
+        if wanted_bytes <= max(self._unclaimed_bytes, 0) + returning_bytes and not rivals:
+            self._coming_bytes -= returning_bytes
+            self._unclaimed_bytes -= claim.needed_bytes - returning_bytes
             self._grant(claim)
             return True
         before_bytes = self._ledger.coming_bytes
@@ -206,15 +224,15 @@ class AdmissionRound:
         if not comes and not self.reclaim.overdue(claim):
             return False  # Busy models are in the way. Later claims may pass until this is overdue.
         allocation = self._ledger.allocation(claim.model_id)
-        if allocation is not None and (comes or not self._place_kept):
+        if allocation is not None and (comes or not self._protected_one):
             # A loaded model that waits can't be displaced, or bytes would be freed for it in vain.
             # If models wait for each other's end, only the first of them is protected: otherwise
             # all would wait for ever.
-            allocation.placed_at = self._now
-            self._place_kept = True
+            allocation.protected_at = self._now
+            self._protected_one = True
         if comes:
             self._promised_bytes[claim.model_id] = claim.needed_bytes
-        self._kept_bytes = max(self._kept_bytes, kept_bytes)
+        self._reserved_bytes = max(self._reserved_bytes, reserved_bytes)
         self._coming_bytes += self._ledger.coming_bytes - before_bytes
         # The claim waits. Bytes that are free or being freed are set aside for it.
         taken_bytes = min(max(self._unclaimed_bytes, 0), claim.needed_bytes)
@@ -222,7 +240,7 @@ class AdmissionRound:
         self._unclaimed_bytes -= claim.needed_bytes
         return False
 
-    def _own_bytes(self, claim: Claim) -> int:
+    def _returning_bytes(self, claim: Claim) -> int:
         """Bytes that were called back from the claim's model, and that the model may keep, since no
         earlier claim waits for them.
         """
@@ -232,23 +250,23 @@ class AdmissionRound:
         returning_bytes = self._coming_bytes - self._ledger.ending_bytes
         return max(0, min(allocation.returning_bytes, claim.needed_bytes, returning_bytes))
 
-    def _kept_from(self, claim: Claim) -> int:
+    def _reserved_from(self, claim: Claim) -> int:
         """Bytes that the claim must leave free, because groups keep room. Loans may use that room,
         since they can be called back: if free, coming and lent bytes are enough, the result is 0.
         """
         groups = self._ledger.groups
         if claim.loan or all(map(groups.reserved, claim.model_ids)):
             return 0
-        kept_bytes = self._ledger.kept_beside(claim.model_ids)
+        reserved_bytes = self._ledger.reserved_beside(claim.model_ids)
         lent_bytes = sum(each.lent_bytes for each in self._ledger.steady)
         soon_bytes = max(self._unclaimed_bytes, 0) + max(self._coming_bytes, 0) + lent_bytes
-        return kept_bytes if claim.needed_bytes + kept_bytes > soon_bytes else 0
+        return reserved_bytes if claim.needed_bytes + reserved_bytes > soon_bytes else 0
 
     def lend(self) -> None:
         """Lend the bytes that no claim waits for."""
-        kept_bytes = min(self._kept_bytes, max(0, self._unclaimed_bytes))
-        free_bytes = self._unclaimed_bytes - kept_bytes
-        coming_bytes = self._coming_bytes - (self._kept_bytes - kept_bytes)
+        reserved_bytes = min(self._reserved_bytes, max(0, self._unclaimed_bytes))
+        free_bytes = self._unclaimed_bytes - reserved_bytes
+        coming_bytes = self._coming_bytes - (self._reserved_bytes - reserved_bytes)
         self.loans.lend(free_bytes, coming_bytes, self._promised_bytes)
         self._idle_eviction.serve(coming_bytes)
 
@@ -258,8 +276,8 @@ class AdmissionRound:
                 self.orders.admit(each)
         elif (allocation := self._ledger.allocation(claim.model_id)) is not None:
             self.orders.lend(allocation, allocation.limit_bytes + claim.needed_bytes)
-            allocation.thirsty_since = None
-            allocation.placed_at = self._now
+            allocation.starved_since = None
+            allocation.protected_at = self._now
             allocation.turn_begins = True
 
 

@@ -33,6 +33,18 @@ class MemoryNeed(Struct):
     cache_wanted_bytes: int = 0
 
 
+class WorkerReading(Struct, frozen=True):
+    """A reading of a worker's processes, in bytes. It began while the worker kept to a limit of
+    `limit_bytes`. Since the worker was last told, `unsent_bytes` were added to the bytes that it
+    holds beside MLX's account; 0: the change is noise.
+    """
+
+    footprint_bytes: int
+    peak_bytes: int
+    limit_bytes: int
+    unsent_bytes: int = 0
+
+
 class Prompt(Struct):
     """The prompt that a model's first sequence computes, or has computed last. `in_turn`: the model
     has got memory that it waited for, and this is its first prompt since.
@@ -47,7 +59,7 @@ class Prompt(Struct):
 class Allocation(Struct):
     """The memory of a model whose process has memory, or is about to take it.
 
-    The limit is the sum of floor and loan. `kept_bytes` is the limit that the worker last said it
+    The limit is the sum of floor and loan. `obeyed_bytes` is the limit that the worker last said it
     keeps to: until the worker answers a recall, it may still use so much. Companions are other
     models of a group that are loaded together with this one.
     """
@@ -57,7 +69,7 @@ class Allocation(Struct):
     claimed_at: float
     floor_bytes: int
     limit_bytes: int
-    kept_bytes: int
+    obeyed_bytes: int
     need: MemoryNeed = msgspec.field(default_factory=MemoryNeed)
     pinned: bool = False
     reload_s: float = 0.0
@@ -74,9 +86,11 @@ class Allocation(Struct):
     # yet. And the limit that the worker kept to at that time.
     recalled_at: float | None = None
     recalled_from_bytes: int = 0
-    thirsty_since: float | None = None
+    starved_since: float | None = None
     short_since: float | None = None
-    placed_at: float = NEVER
+    # Since when the next sequence needs more than the model can ever get.
+    hopeless_since: float | None = None
+    protected_at: float = NEVER
     prompt: Prompt | None = None
     # The model got memory that it waited for, and has begun no prompt since.
     turn_begins: bool = True
@@ -87,10 +101,21 @@ class Allocation(Struct):
     # A group keeps room for the model, whether the model is loaded or not.
     reserved: bool = False
     # Whether a companion is busy or asks for memory, when a companion was used last, and the latest
-    # `own_place` of the companions.
+    # `protection_start` of the companions.
     companions_busy: bool = False
     companions_used: float = NEVER
-    companions_placed: float = NEVER
+    companions_protected_at: float = NEVER
+
+    def record(self, reading: WorkerReading) -> None:
+        """Record a reading. Its `unsent_bytes` are added to the worker's last need, until the
+        worker sends its next need. The need of an idle worker stays 0.
+        """
+        self.footprint_bytes = reading.footprint_bytes
+        self.read_at_bytes = reading.limit_bytes
+        if self.need.wanted_bytes:
+            self.need.used_bytes = max(0, self.need.used_bytes + reading.unsent_bytes)
+            self.need.wanted_bytes = max(0, self.need.wanted_bytes + reading.unsent_bytes)
+            self.need.least_bytes = max(0, self.need.least_bytes + reading.unsent_bytes)
 
     @property
     def lent_bytes(self) -> int:
@@ -101,7 +126,7 @@ class Allocation(Struct):
         """Bytes that no other model can have. They include the whole limit, since a new worker
         reads its weights later, and a recalled loan until the footprint shows that it is free.
         """
-        return max(self.limit_bytes, self.kept_bytes, self.footprint_bytes)
+        return max(self.limit_bytes, self.obeyed_bytes, self.footprint_bytes)
 
     @property
     def coming_bytes(self) -> int:
@@ -114,7 +139,7 @@ class Allocation(Struct):
         no reading was taken since its answer. Bytes beyond the worker's earlier limit don't count.
         """
         unread_bytes = min(self.footprint_bytes, self.read_at_bytes)
-        return max(0, self.kept_bytes - self.limit_bytes, unread_bytes - self.limit_bytes)
+        return max(0, self.obeyed_bytes - self.limit_bytes, unread_bytes - self.limit_bytes)
 
     @property
     def going_bytes(self) -> int:
@@ -124,7 +149,7 @@ class Allocation(Struct):
     @property
     def answered(self) -> bool:
         """Whether the worker has said that it keeps to the present limit."""
-        return self.kept_bytes <= self.limit_bytes
+        return self.obeyed_bytes <= self.limit_bytes
 
     @property
     def loose_bytes(self) -> int:
@@ -158,13 +183,13 @@ class Allocation(Struct):
         return not self.busy and not self.companions_busy
 
     @property
-    def own_place(self) -> float:
+    def protection_start(self) -> float:
         """When the model was loaded, or was last protected from being displaced for a claim of its
         own. Infinity: it is loading.
         """
         if self.ready_at is None:
             return math.inf
-        return max(self.ready_at, self.placed_at)
+        return max(self.ready_at, self.protected_at)
 
     @property
     def used_at(self) -> float:

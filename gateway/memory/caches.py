@@ -28,7 +28,6 @@ from gateway.memory.layers import (
     width_of,
     window_of,
 )
-from gateway.memory.recurrence import state_bytes_of
 from protocol.life import CACHE_STEP_TOKENS, STATE_TOKENS, peak_share
 
 # Tables with settings of attention: of dbrx, of kimi_linear, and of minimax_m3_vl.
@@ -123,18 +122,18 @@ def cache_shape(
     several = _SEVERAL.get(str(text.get("model_type"))) or first(text, "num_loops") or 1
     full_bytes = _token_bytes(text, element_bytes, (Layer.FULL, Layer.BOTH))
     window_bytes = window_token_bytes_of(text, element_bytes)
-    kept = sum(layer is not Layer.NONE for layer in layers)
+    caching = sum(layer is not Layer.NONE for layer in layers)
     if first(text, "loop_window_size"):
         # The second loop caches a window beside the tokens of the first.
         window_bytes, several = full_bytes, 1
-        kept *= 2
+        caching *= 2
     states = sum(layer in (Layer.STATE, Layer.BOTH) for layer in layers)
     return SequenceCache(
         full_token_bytes=several * _quantized_bytes(full_bytes, element_bytes, kv_bits),
         window_token_bytes=several * window_bytes,
         window_tokens=window_of(text) if window_bytes else 0,
         state_bytes=states * state_bytes_of(text, element_bytes) if states else 0,
-        layers=max(1, several * kept),
+        layers=max(1, several * caching),
         in_chunks=text.get("model_type") in CHUNKED,
     )
 
@@ -240,3 +239,86 @@ def _compressed(
         state_bytes=0,
         layers=max(1, count),
     )
+
+
+# Most states are summed up in single precision.
+_SINGLE_BYTES: Final = 4
+_KERNEL_NAMES: Final = (
+    "conv_kernel",
+    "mamba_d_conv",
+    "linear_conv_kernel_dim",
+    "d_conv",
+    "short_conv_kernel_size",
+    "conv_L_cache",
+    "conv1d_width",
+)
+_USUAL_KERNEL: Final = 4
+
+
+class Recurrence(Struct, frozen=True):
+    """The sizes of a layer that keeps a state: the number of heads, the width of all heads
+    together, the channels of the convolution before the heads, and the elements of the state. With
+    `copied` the convolution's state is a copy, and no slice of its whole input.
+    """
+
+    heads: int
+    inner: int
+    channels: int
+    elements: int
+    single: bool = True
+    copied: bool = False
+
+
+def recurrence_of(config: Mapping[str, Any]) -> Recurrence:
+    """The sizes of the layers that keep a state."""
+    width, heads, size = width_of(config), heads_of(config), first(config, "head_dim")
+    if value_heads := first(config, "linear_num_value_heads"):
+        key_size = first(config, "linear_key_head_dim")
+        inner = value_heads * first(config, "linear_value_head_dim")
+        keys = first(config, "linear_num_key_heads") * key_size
+        return Recurrence(value_heads, inner, 2 * keys + inner, inner * key_size, copied=True)
+    if config.get("model_type") == "rwkv7":
+        # Two mixers know the token before.
+        return Recurrence(width // (size or 1), width, 2 * width, width * size, single=False)
+    if first(config, "conv_L_cache"):
+        # gear has convolutions over keys and values, lfm2 over the hidden state.
+        keys = 2 * first(config, "num_key_value_heads") * size
+        channels = keys if config.get("model_type") == "gear" else width
+        return Recurrence(0, 0, channels, 0)
+    if first(config, "conv1d_width"):
+        inner = first(config, "lru_width") or width
+        return Recurrence(heads, inner, inner, inner, single=False)
+    has_short = "short_conv_kernel_size" in config or "kda_layers" in config
+    if has_short or first(config, "layer_group_size"):
+        heads = first(config, "num_heads") or heads
+        inner = heads * (size or (width // heads if heads else 0))
+        channels = 3 * inner if has_short else 0
+        single = config.get("model_type") != "bailing_moe_linear"
+        elements = inner * (inner // heads if heads else 0)
+        return Recurrence(heads, inner, channels, elements, single=single, copied=True)
+    return _state_space(config, width)
+
+
+def state_bytes_of(config: Mapping[str, Any], element_bytes: int) -> int:
+    """Bytes of one layer's state: of the convolution, and of the recurrence behind it."""
+    recurrence = recurrence_of(config)
+    kernel = first(config, *_KERNEL_NAMES) or _USUAL_KERNEL
+    convolved_tokens = 1 if config.get("model_type") == "rwkv7" else kernel - 1
+    convolution = convolved_tokens * recurrence.channels * element_bytes
+    return convolution + recurrence.elements * (
+        _SINGLE_BYTES if recurrence.single else element_bytes
+    )
+
+
+def _state_space(config: Mapping[str, Any], width: int) -> Recurrence:
+    size = first(config, "state_size", "ssm_state_size", "mamba_d_state", "d_state")
+    heads = first(config, "mamba_num_heads", "mamba_n_heads", "num_heads")
+    names = ("mamba_head_dim", "mamba_d_head", "hidden_size_per_head", "head_dim")
+    inner = heads * first(config, *names)
+    inner = inner or first(config, "mamba_expand") * width
+    inner = inner or first(config, "d_inner", "intermediate_size")
+    inner = inner or first(config, "expand") * width
+    groups = first(config, "n_groups", "mamba_n_groups") or 1
+    # The first mamba has neither heads nor groups, and a state of its weights' precision.
+    channels = inner + 2 * groups * size if heads else inner
+    return Recurrence(heads, inner, channels, inner * size, single=heads > 0)

@@ -89,7 +89,7 @@ def loading_key(key: str) -> str:
 
 
 def outline_of_command(
-    found: CommandEstimate, possible_bytes: int, kept_bytes: int, company: dict[str, int]
+    found: CommandEstimate, possible_bytes: int, reserved_bytes: int, company: dict[str, int]
 ) -> Outline:
     """The outline of a command, of which only its memory is known."""
     return Outline(
@@ -100,10 +100,10 @@ def outline_of_command(
         measured_idle_bytes=found.bytes if found.basis == "measured" else None,
         token_bytes=0,
         rows={},
-        verdict="fits" if found.bytes <= possible_bytes else "doesn't fit",
+        fitness="fits" if found.bytes <= possible_bytes else "doesn't fit",
         needed_bytes=found.bytes,
         possible_bytes=possible_bytes,
-        kept_bytes=kept_bytes,
+        reserved_bytes=reserved_bytes,
         granted_context_tokens=0,
         company=company,
     )
@@ -111,8 +111,8 @@ def outline_of_command(
 
 def _key(settings: ModelSettings) -> str:
     """A digest, as the environment may have secrets."""
-    told = (settings.command, settings.environment, settings.files)
-    return f"command|{hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:32]}"
+    parts = (settings.command, settings.environment, settings.files)
+    return f"command|{hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:32]}"
 
 
 def _size(path: Path) -> int:

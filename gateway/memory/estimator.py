@@ -43,7 +43,7 @@ class UnreadableFilesError(Exception):
 
 
 class AbsentError(UnreadableFilesError):
-    """The disk of a model's files isn't mounted. `gateway.models.watch` looks out for the disk."""
+    """The disk of a model's files isn't mounted. `gateway.models.disks` looks out for the disk."""
 
 
 class Estimated(Struct, frozen=True):
@@ -218,10 +218,10 @@ class Estimator:
             return None
         ledger = self._admission.ledger
         possible_bytes = ledger.possible_for(model.id)
-        kept_bytes = ledger.usable_bytes - possible_bytes
+        reserved_bytes = ledger.usable_bytes - possible_bytes
         if isinstance(found, CommandEstimate):
-            return outline_of_command(found, max(0, possible_bytes), kept_bytes, company)
-        return outline_of(found.estimate, max(0, possible_bytes), kept_bytes, company)
+            return outline_of_command(found, max(0, possible_bytes), reserved_bytes, company)
+        return outline_of(found.estimate, max(0, possible_bytes), reserved_bytes, company)
 
     def key_of(self, model_id: str, fixed_bytes: int) -> str | None:
         """The key by which to keep the `fixed_bytes` of a model's worker; None: don't keep them."""
@@ -256,7 +256,7 @@ class Estimator:
         """Fit a loaded model's context anew if the bytes that it could get have changed, as by
         pins, by the budget or by stranded memory.
         """
-        bytes_ = self._admission.attainable_bytes(model_id)
+        bytes_ = self._admission.ledger.attainable_bytes(model_id)
         before_bytes = self._attainable.get(model_id)
         if bytes_ is None or bytes_ == before_bytes:
             return

@@ -20,6 +20,7 @@ from gateway.memory.ledger import (
     Ledger,
     LimitChange,
     Refuse,
+    RefuseSequence,
     Replace,
     Unanswered,
 )
@@ -85,18 +86,18 @@ class ScheduledModel(Protocol):
         that are loaded together with it, have to be loaded too.
         """
 
-    def load_along(self) -> None:
+    def load_with_group(self) -> None:
         """Load the model too, since a companion waits for memory."""
 
-    def note_wait(self, reason: str) -> None:
+    def explain_wait(self, reason: str) -> None:
         """Note why there is no room for the model yet."""
 
     def admitted(self, floor_bytes: int) -> None: ...
 
-    def take_limit(self, limit_bytes: int) -> None:
+    def set_limit(self, limit_bytes: int) -> None:
         """Note the limit of the model's worker."""
 
-    def tell_worker(self) -> None:
+    def send_limit(self) -> None:
         """Tell the model's worker the present limit, unless the worker knows it."""
 
     def replace(self, reason: str) -> None:
@@ -113,6 +114,9 @@ class ScheduledModel(Protocol):
         """
 
     def evict(self, reason: str) -> None: ...
+
+    def refuse_longest(self, refusal: Refusal) -> None:
+        """Refuse the longest request in the model's worker, as it can never run."""
 
     def lost_memory(self, missing_bytes: int) -> None:
         """Note that the model's last worker left so many bytes stranded."""
@@ -134,12 +138,12 @@ class Execution:
         self._models = models
         self._events = events
         # The limits in the last events, by models.
-        self._told_limits: dict[str, int] = {}
+        self._announced_limits: dict[str, int] = {}
         self._clock = present_clock()
 
     def gone(self, model_id: str) -> None:
         """Forget the limit of a model whose process has ended."""
-        self._told_limits.pop(model_id, None)
+        self._announced_limits.pop(model_id, None)
 
     def perform(self, decision: Decision, claims: dict[str, Claim], reason: str) -> None:
         """Carry out a decision. `reason` says why a model is evicted, if not for another model."""
@@ -157,8 +161,8 @@ class Execution:
                 )
                 scheduled.admitted(floor_bytes)
             case LimitChange(limit_bytes=limit_bytes, recall=recall):
-                self._tell_of_limit(model_id, limit_bytes, recall=recall)
-                scheduled.take_limit(limit_bytes)
+                self._announce_limit(model_id, limit_bytes, recall=recall)
+                scheduled.set_limit(limit_bytes)
             case Evict(for_model_id=other, busy=busy):
                 group = None if other is None else ledger.groups.between(model_id, other)
                 self._events.emit(
@@ -195,20 +199,22 @@ class Execution:
                 )
             case Refuse():
                 scheduled.has_no_room(explain.no_room(ledger, decision))
+            case RefuseSequence():
+                scheduled.refuse_longest(explain.no_room_for_sequence(ledger, decision))
 
-    def _tell_of_limit(self, model_id: str, limit_bytes: int, *, recall: bool) -> None:
+    def _announce_limit(self, model_id: str, limit_bytes: int, *, recall: bool) -> None:
         """Emit an event if the limit has changed enough. Loans grow with sequences all the time, so
         small changes are no events.
         """
         allocation = self._ledger.allocation(model_id)
-        known_bytes = self._told_limits.get(model_id)
+        known_bytes = self._announced_limits.get(model_id)
         if allocation is None:
             return
         if known_bytes is None:
             known_bytes = allocation.floor_bytes
         if abs(limit_bytes - known_bytes) < max(_NEWS_BYTES, known_bytes * _NEWS_SHARE):
             return
-        self._told_limits[model_id] = limit_bytes
+        self._announced_limits[model_id] = limit_bytes
         self._events.emit(
             "recall" if recall else "lend",
             model_id,
@@ -264,7 +270,7 @@ class GroupLoading:
                 if scheduled is None:
                     continue
                 if scheduled.asleep:
-                    scheduled.load_along()
+                    scheduled.load_with_group()
                 if scheduled.waits_for_memory:
                     self._admission.expect(name)
 

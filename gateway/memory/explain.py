@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gateway.config.model import Group, label_of
 from gateway.memory.allocation import Allocation
-from gateway.memory.ledger import Claim, Ledger, Refuse
+from gateway.memory.ledger import Claim, Ledger, Refuse, RefuseSequence
 from gateway.system.notation import format_size
 from gateway.system.refusal import Refusal
 
@@ -44,9 +44,9 @@ def _group_remarks(ledger: Ledger, model_id: str) -> Iterator[str]:
         floors_bytes = sum(ledger.floors.get(each, 0) for each in (model_id, *companions))
         verb = "is" if len(companions) == 1 else "are"
         yield f"{_and(companions)} {verb} loaded with it: together {format_size(floors_bytes)}"
-    kept_bytes = ledger.kept_beside([model_id, *companions])
-    if kept_bytes:
-        yield f"{format_size(kept_bytes)} are kept for {_reserving(ledger)}"
+    reserved_bytes = ledger.reserved_beside([model_id, *companions])
+    if reserved_bytes:
+        yield f"{format_size(reserved_bytes)} are kept for {_reserving(ledger)}"
 
 
 def _place_of(rival: Allocation, group: Group) -> str:
@@ -68,7 +68,7 @@ def displaced(model_id: str, other_id: str, group: Group) -> str:
     )
 
 
-def _kept_from(ledger: Ledger, model_ids: set[str]) -> int:
+def _reserved_from(ledger: Ledger, model_ids: set[str]) -> int:
     """Bytes that these models can't get because of groups: room that is kept, and the floors of
     loaded members with reserved room.
     """
@@ -80,7 +80,7 @@ def _kept_from(ledger: Ledger, model_ids: set[str]) -> int:
         and not (each.ending or each.pinned)
         and each.model_id not in model_ids | rivals
     )
-    return ledger.kept_beside(model_ids) + sum(there)
+    return ledger.reserved_beside(model_ids) + sum(there)
 
 
 def _reserving(ledger: Ledger) -> str:
@@ -142,8 +142,8 @@ def no_room(ledger: Ledger, refused: Refuse) -> Refusal:
     ]
     if ledger.stranded_bytes:
         reasons.append(f"{format_size(ledger.stranded_bytes)} are stranded")
-    if kept_bytes := _kept_from(ledger, {refused.model_id, *refused.together}):
-        reasons.append(f"{format_size(kept_bytes)} are kept for {_reserving(ledger)}")
+    if reserved_bytes := _reserved_from(ledger, {refused.model_id, *refused.together}):
+        reasons.append(f"{format_size(reserved_bytes)} are kept for {_reserving(ledger)}")
     because = f", as {', '.join(reasons)}" if reasons else ""
     remedy = "Unload what is pinned, or raise memory.budget" if pinned else "Raise memory.budget"
     along = ""
@@ -155,6 +155,17 @@ def no_room(ledger: Ledger, refused: Refuse) -> Refusal:
         f"short context, and at most {format_size(max(0, refused.possible_bytes))} of the budget "
         f"of {format_size(ledger.budget_bytes)} can be had{because}. {remedy}, or take a smaller "
         f"model: `bulkhead estimate {refused.model_id}` has the parts.",
+        lasting=True,
+    )
+
+
+def no_room_for_sequence(ledger: Ledger, refused: RefuseSequence) -> Refusal:
+    """Why a request that waits in a loaded model can't run any more."""
+    return Refusal(
+        "insufficient_memory",
+        f"With this request {refused.model_id!r} needs {format_size(refused.needed_bytes)}. "
+        f"{at_best(ledger, refused.model_id, refused.possible_bytes)} Shorten the request, or "
+        "raise memory.budget.",
         lasting=True,
     )
 

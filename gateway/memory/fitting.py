@@ -171,7 +171,7 @@ def guessed_floor_bytes(weight_bytes: int, process_bytes: int) -> int:
 
 _LENGTHS: Final = (2_000, 8_000, 32_000)
 
-Verdict: TypeAlias = Literal["fits", "fits with a shorter context", "doesn't fit"]
+Fitness: TypeAlias = Literal["fits", "fits with a shorter context", "doesn't fit"]
 
 
 # Longer than the context of any model: an estimate is cut to the model's own.
@@ -181,9 +181,9 @@ LONGEST_CONTEXT_TOKENS: Final = 1 << 24
 class Outline(Struct, frozen=True):
     """An estimate for people, in bytes. A load with the whole context takes `floor_bytes`, the sum
     of the `parts`. A load with the granted context takes `needed_bytes`. The model can have
-    `possible_bytes` of the budget, since pinned models and groups keep `kept_bytes`. `rows` counts
-    the sequences that have room at once, by their tokens. `company` are the floors of the models
-    that are loaded together with this model.
+    `possible_bytes` of the budget, since pinned models and groups reserve `reserved_bytes`. `rows`
+    counts the sequences that have room at once, by their tokens. `company` are the floors of the
+    models that are loaded together with this model.
     """
 
     context_tokens: int
@@ -193,24 +193,24 @@ class Outline(Struct, frozen=True):
     measured_idle_bytes: int | None
     token_bytes: int
     rows: dict[int, int]
-    verdict: Verdict
+    fitness: Fitness = msgspec.field(name="verdict")
     needed_bytes: int
     possible_bytes: int
-    kept_bytes: int
+    reserved_bytes: int = msgspec.field(name="kept_bytes")
     granted_context_tokens: int
     company: dict[str, int]
 
 
 def outline_of(
-    whole: Estimate, possible_bytes: int, kept_bytes: int, company: dict[str, int]
+    whole: Estimate, possible_bytes: int, reserved_bytes: int, company: dict[str, int]
 ) -> Outline | None:
     """The outline of a model; None if its files don't tell the size of its sequences."""
     if not whole.shape.sequence_bytes(whole.context_tokens):
         return None
     found = fit(whole, possible_bytes)
-    verdict: Verdict = "doesn't fit"
+    fitness: Fitness = "doesn't fit"
     if found.fits:
-        verdict = "fits with a shorter context" if found.is_cut else "fits"
+        fitness = "fits with a shorter context" if found.is_cut else "fits"
     lengths = [each for each in _LENGTHS if each <= found.context_tokens]
     return Outline(
         context_tokens=whole.context_tokens,
@@ -220,10 +220,10 @@ def outline_of(
         measured_idle_bytes=whole.measured_fixed_bytes,
         token_bytes=whole.token_bytes,
         rows={each: whole.rows(possible_bytes, each) for each in lengths},
-        verdict=verdict,
+        fitness=fitness,
         needed_bytes=found.needed_bytes,
         possible_bytes=possible_bytes,
-        kept_bytes=kept_bytes,
+        reserved_bytes=reserved_bytes,
         granted_context_tokens=found.context_tokens,
         company=company,
     )

@@ -87,9 +87,9 @@ def _sentences(
         yield f"Loading {found.model} also loads {', '.join(along)}: together {needed} of {usable}."
     else:
         yield f"Loading {found.model} takes {needed} of {usable}."
-    kept_bytes = admission.ledger.kept_beside(found.loads)
-    if kept_bytes:
-        yield f"{format_size(kept_bytes)} more are kept for groups with reserve."
+    reserved_bytes = admission.ledger.reserved_beside(found.loads)
+    if reserved_bytes:
+        yield f"{format_size(reserved_bytes)} more are kept for groups with reserve."
     if not found.fits:
         yield "That doesn't fit, whatever is evicted."
     elif admitted:
@@ -108,7 +108,7 @@ class Possible(NamedTuple):
     """
 
     bytes: int
-    kept_bytes: int
+    reserved_bytes: int
     companions: dict[str, int]
 
 
@@ -141,12 +141,12 @@ def misfits(settings: Settings, budget_bytes: int, learned: Learned) -> Iterator
                     f"{format_size(max(0, possible_bytes))} of the budget of "
                     f"{format_size(budget_bytes)} can be had for them",
                 )
-    kept_bytes = ledger.kept_beside(())
-    if kept_bytes > ledger.possible_among(ledger.floors) and ledger.groups.reserving:
+    reserved_bytes = ledger.reserved_beside(())
+    if reserved_bytes > ledger.possible_among(ledger.floors) and ledger.groups.reserving:
         names = " and ".join(label_of(each) for each in ledger.groups.reserving)
         yield (
             ledger.groups.reserving[-1].name,
-            f"{format_size(kept_bytes)} are to be kept for {names}, and the budget is "
+            f"{format_size(reserved_bytes)} are to be kept for {names}, and the budget is "
             f"{format_size(budget_bytes)} with what is pinned",
         )
 

@@ -117,8 +117,8 @@ class Ledger:
                 or (each.reserved and each.model_id not in going)
             )
         }
-        kept = self._kept_bytes({*staying, *model_ids})
-        return self.usable_bytes - sum(staying.values()) - kept
+        reserved_bytes = self._reserved_bytes({*staying, *model_ids})
+        return self.usable_bytes - sum(staying.values()) - reserved_bytes
 
     def possible_for(self, model_id: str) -> int:
         """The most bytes that one model could get beside the floors of its companions, whether the
@@ -131,17 +131,25 @@ class Ledger:
         counted_bytes = sum(self.floors.get(each, 0) for each in reserved)
         return self.possible_among({model_id}) - absent_bytes + counted_bytes
 
-    def kept_beside(self, model_ids: Iterable[str]) -> int:
+    def attainable_bytes(self, model_id: str) -> int | None:
+        """The most bytes that a loaded model could get if all other models gave back what they can.
+        Stranded bytes that may still come back count as free. None: the model isn't loaded.
+        """
+        if model_id not in self._allocations:
+            return None
+        return self.possible_for(model_id) + self.undecided_bytes
+
+    def reserved_beside(self, model_ids: Iterable[str]) -> int:
         """Bytes to keep free beside these models, for reserved models that aren't loaded."""
         there = filter(self.has_room, self._allocations)
-        return self._kept_bytes({*there, *model_ids})
+        return self._reserved_bytes({*there, *model_ids})
 
-    def kept_for(self, group: Group) -> int:
+    def reserved_for(self, group: Group) -> int:
         """Bytes to keep free for the members of one group."""
         there = {each for each in group.models if self.has_room(each)}
         return reserved_bytes(group, self.floors, there)
 
-    def _kept_bytes(self, present: Collection[str]) -> int:
+    def _reserved_bytes(self, present: Collection[str]) -> int:
         return sum(reserved_bytes(each, self.floors, present) for each in self.groups.reserving)
 
     def has_room(self, model_id: str) -> bool:
@@ -154,7 +162,11 @@ class Ledger:
         self.groups = groups
         for each in self._allocations.values():
             each.reserved = groups.reserved(each.model_id)
-            each.companions_busy, each.companions_used, each.companions_placed = False, NEVER, NEVER
+            each.companions_busy, each.companions_used, each.companions_protected_at = (
+                False,
+                NEVER,
+                NEVER,
+            )
 
     def share_companions(self, asking: Collection[str]) -> None:
         """Note for each model how its companions are used. A companion that asks for memory counts
@@ -167,7 +179,9 @@ class Ledger:
             asks = any(name in asking for name in names)
             each.companions_busy = asks or any(other.busy for other in companions)
             each.companions_used = max((other.last_used for other in companions), default=NEVER)
-            each.companions_placed = max((other.own_place for other in companions), default=NEVER)
+            each.companions_protected_at = max(
+                (other.protection_start for other in companions), default=NEVER
+            )
 
     def rivals(self, model_ids: Iterable[str]) -> list[Allocation]:
         """Models that hold memory, and may not be loaded beside these models."""
@@ -191,7 +205,7 @@ class Ledger:
             claim.since,
             floor_bytes,
             limit_bytes=floor_bytes,
-            kept_bytes=floor_bytes,
+            obeyed_bytes=floor_bytes,
             pinned=claim.pinned,
             reserved=self.groups.reserved(claim.model_id),
         )
@@ -259,7 +273,15 @@ class Refuse(Struct, frozen=True):
     together: tuple[str, ...] = ()
 
 
-Decision: TypeAlias = Admit | LimitChange | Evict | Replace | Unanswered | Refuse
+class RefuseSequence(Struct, frozen=True):
+    """A sequence that waits in the model's worker needs more than the model can ever get."""
+
+    model_id: str
+    needed_bytes: int
+    possible_bytes: int
+
+
+Decision: TypeAlias = Admit | LimitChange | Evict | Replace | Unanswered | Refuse | RefuseSequence
 
 
 # Numbers of bytes that differ by less count as equal, since readings vary.
@@ -286,7 +308,7 @@ class MemoryOrders:
     def recall(self, allocation: Allocation, limit_bytes: int) -> None:
         if allocation.recalled_at is None or allocation.answered:
             allocation.recalled_at = self._now
-            allocation.recalled_from_bytes = allocation.kept_bytes
+            allocation.recalled_from_bytes = allocation.obeyed_bytes
         self._set_limit(allocation, limit_bytes, recall=True)
 
     def recall_some(self, allocation: Allocation, wanted_bytes: int, most_bytes: int) -> int:
@@ -309,6 +331,10 @@ class MemoryOrders:
     def give_up(self, allocation: Allocation, seconds: float) -> None:
         """End a model whose worker hasn't answered a recall for so many seconds."""
         self._end(allocation, Unanswered(allocation.model_id, seconds))
+
+    def refuse_sequence(self, allocation: Allocation, possible_bytes: int) -> None:
+        needed_bytes = allocation.need.least_bytes
+        self.decisions.append(RefuseSequence(allocation.model_id, needed_bytes, possible_bytes))
 
     def _end(self, allocation: Allocation, decision: Decision) -> None:
         allocation.ending = True

@@ -68,10 +68,10 @@ class Reclaim:
         for each in going:
             self._orders.evict(each, claim.model_id)
         others = [each for each in others if not each.ending]
-        self.take(missing_bytes, claim, others, rows)
+        self.recall_and_evict(missing_bytes, claim, others, rows)
         return True
 
-    def take(
+    def recall_and_evict(
         self,
         missing_bytes: int,
         claim: Claim | None,
@@ -110,19 +110,20 @@ class Reclaim:
     def overdue(self, claim: Claim) -> bool:
         return self._now - claim.since >= self._patience_s
 
-    def keeps_place(self, allocation: Allocation) -> bool:
+    def is_protected(self, allocation: Allocation) -> bool:
         """Whether the model is loading, or is busy and got its memory, or a companion got memory,
         too recently for the model to be displaced.
         """
         if allocation.ready_at is None:
             return True
-        since = max(allocation.own_place, allocation.companions_placed)
-        return not allocation.idle and self._now - since < self.kept_s(allocation)
+        since = max(allocation.protection_start, allocation.companions_protected_at)
+        return not allocation.idle and self._now - since < self.protected_s(allocation)
 
     def fresh(self, allocation: Allocation) -> bool:
         """Whether the model has just been loaded."""
-        return allocation.ready_at is not None and self._now - allocation.ready_at < self.kept_s(
-            allocation
+        return (
+            allocation.ready_at is not None
+            and self._now - allocation.ready_at < self.protected_s(allocation)
         )
 
     @property
@@ -130,7 +131,7 @@ class Reclaim:
         """The least time in seconds for which a busy model can't be displaced."""
         return self._patience_s * _SLICE
 
-    def kept_s(self, allocation: Allocation) -> float:
+    def protected_s(self, allocation: Allocation) -> float:
         """Seconds for which this model can't be displaced: `slice_s`, or the time of its load if
         that is longer.
         """
@@ -186,7 +187,7 @@ class Reclaim:
         )
 
     def _is_left_alone(self, claim: Claim | None, allocation: Allocation) -> bool:
-        return self.keeps_place(allocation) or (
+        return self.is_protected(allocation) or (
             claim is not None and self._finishes(claim, allocation)
         )
 
@@ -204,8 +205,8 @@ class Reclaim:
             return False
         if prompt.ended_at is None:
             return self._now - prompt.began_at < self._patience_s * _PROMPT
-        kept_s = max(self.kept_s(allocation), prompt.ended_at - prompt.began_at)
-        return self._now - prompt.ended_at < kept_s
+        protected_s = max(self.protected_s(allocation), prompt.ended_at - prompt.began_at)
+        return self._now - prompt.ended_at < protected_s
 
 
 def worth(allocation: Allocation, now: float) -> tuple[int, float, float]:

@@ -15,7 +15,7 @@ from gateway.config.model import Group
 from gateway.config.settings import Settings
 from gateway.memory import explain
 from gateway.memory.admission import Admission, Shortage
-from gateway.memory.allocation import Allocation, MemoryNeed
+from gateway.memory.allocation import Allocation, MemoryNeed, WorkerReading
 from gateway.memory.commands import loading_key
 from gateway.memory.estimate import Estimate
 from gateway.memory.estimator import AbsentError, Estimator, Known, UnreadableFilesError
@@ -94,6 +94,7 @@ class MemoryScheduler:
         """
         spare_bytes = limits.spares * learned.process_bytes
         self.admission = Admission(limits.budget_bytes, limits.patience_s, spare_bytes)
+        self.ledger = self.admission.ledger
         self._hosts = hosts
         # `Execution` and `GroupLoading` share this dict, so it is only changed in place.
         self._models: dict[str, ScheduledModel] = {}
@@ -103,11 +104,11 @@ class MemoryScheduler:
         self._estimator = Estimator(self.admission, learned, limits.ordinary_tokens, events)
         self._state_files = Lane("state files")
         self._events = events
-        self._execution = Execution(self.admission.ledger, self._models, events)
+        self._execution = Execution(self.ledger, self._models, events)
         self._tasks = Tasks("memory")
         self._leak_check = leak_check
         if leak_check is not None:
-            self.admission.ledger.stranded_bytes = leak_check.bytes
+            self.ledger.stranded_bytes = leak_check.bytes
         self._group_loading = GroupLoading(
             self.admission, self._models, self._estimator.floor_bytes, self._tasks
         )
@@ -148,13 +149,13 @@ class MemoryScheduler:
     @property
     def room_bytes(self) -> tuple[int, int]:
         """The budget, and the free part of it."""
-        ledger = self.admission.ledger
+        ledger = self.ledger
         return ledger.budget_bytes, ledger.free_bytes
 
     @property
     def spares(self) -> int:
         """How many spares there is room for: all that are wanted, or none."""
-        return self._wanted_spares if self.admission.ledger.spare_bytes else 0
+        return self._wanted_spares if self.ledger.spare_bytes else 0
 
     def freeze(self) -> None:
         """Decide nothing until `thaw`."""
@@ -164,16 +165,16 @@ class MemoryScheduler:
         self._frozen = False
         self.decide_soon()
 
-    def held(self, model_id: str) -> AllocationState | None:
+    def state_of(self, model_id: str) -> AllocationState | None:
         """The memory of a model, for another gateway; None if the model has no memory."""
-        allocation = self.admission.ledger.allocation(model_id)
+        allocation = self.ledger.allocation(model_id)
         if allocation is None:
             return None
         return AllocationState(allocation=allocation, known=self._estimator.known(model_id))
 
     def adopt(self, state: AllocationState) -> None:
         """Go on from the state of a model in an earlier gateway."""
-        self.admission.ledger.adopt(state.allocation)
+        self.ledger.adopt(state.allocation)
         self._estimator.adopt(state.allocation.model_id, state.known)
 
     async def close(self) -> None:
@@ -197,7 +198,7 @@ class MemoryScheduler:
         self.admission.ready(scheduled.model.id, self._clock.now(), reload_s=scheduled.reload_s)
 
     def pin(self, scheduled: ScheduledModel) -> None:
-        """Note whether a model is pinned, by its present settings."""
+        """Record whether a model is pinned, by its present settings."""
         self.admission.pin(scheduled.model.id, pinned=scheduled.model.settings.pinned)
         self.decide_soon()
 
@@ -206,7 +207,7 @@ class MemoryScheduler:
         self.decide_soon()
 
     def gone(self, model_id: str, pid: int | None) -> None:
-        """Note that a model's process has ended; `pid` None: the model had no process."""
+        """Free the memory of a process that has ended; `pid` None: the model had no process."""
         self.admission.gone(model_id)
         self._execution.gone(model_id)
         self._estimator.gone(model_id)
@@ -218,7 +219,7 @@ class MemoryScheduler:
         """Look for memory that ended workers have stranded. `workers` are the living workers by
         their pids. To be called every second.
         """
-        check, ledger = self._leak_check, self.admission.ledger
+        check, ledger = self._leak_check, self.ledger
         if check is None:
             return
         before_bytes = check.bytes
@@ -242,20 +243,16 @@ class MemoryScheduler:
             self.decide_soon()
         ledger.undecided_bytes = check.undecided_bytes
 
-    def note_footprint(
-        self, model_id: str, footprint_bytes: int, kept_bytes: int, beside_more_bytes: int
-    ) -> None:
-        """Note a reading, which began while the worker kept to a limit of `kept_bytes`. The worker
-        holds `beside_more_bytes` more beside MLX's account than it was told. The worker is told the
-        new number after the next decisions, perhaps along with a higher limit.
+    def record(self, model_id: str, reading: WorkerReading) -> None:
+        """Record a reading of the model's worker, and decide soon. The worker is sent what it holds
+        beside MLX's account after these decisions, perhaps along with a higher limit.
         """
-        self.admission.note_footprint(model_id, footprint_bytes, kept_bytes)
-        self.admission.note_beside(model_id, beside_more_bytes)
+        self.admission.record(model_id, reading)
         self.decide_soon()
 
-    def note_need(self, model_id: str, need: MemoryNeed, kept_bytes: int) -> None:
-        """Note a worker's need, and the limit that the worker keeps to. Decide at once."""
-        self.admission.note_need(model_id, need, kept_bytes)
+    def record_need(self, model_id: str, need: MemoryNeed, obeyed_bytes: int) -> None:
+        """Record a worker's need, and the limit that the worker keeps to. Decide at once."""
+        self.admission.record_need(model_id, need, obeyed_bytes)
         self._decide_now()
 
     def learn(self, model_id: str, fixed_bytes: int) -> None:
@@ -289,7 +286,7 @@ class MemoryScheduler:
         Raises:
             UnreadableFilesError: the model's files can't be read now.
         """
-        ledger, model_id = self.admission.ledger, scheduled.model.id
+        ledger, model_id = self.ledger, scheduled.model.id
         await self._group_loading.learn(model_id)
         floors = {model_id: await self._estimator.floor_bytes(scheduled.model)}
         for name in sorted(ledger.groups.companions(model_id)):
@@ -301,7 +298,7 @@ class MemoryScheduler:
             msgspec.structs.replace(scheduled.model, settings=settings),
             {name: each for name, each in floors.items() if name != model_id},
         )
-        self._note_all()
+        self._record_use()
         found = forecast(self.admission, model_id, floors, scheduled.priority, self._clock.now())
         return msgspec.structs.replace(found, outline=outline)
 
@@ -309,7 +306,7 @@ class MemoryScheduler:
         """A phrase on a loaded model in which so many `requests` wait for memory: why they wait, or
         that a loan of the model is being called back. None: neither is so.
         """
-        ledger = self.admission.ledger
+        ledger = self.ledger
         return explain.short(ledger, model_id, requests) or explain.returning(ledger, model_id)
 
     def estimate_of(self, model_id: str) -> Estimate | None:
@@ -318,12 +315,12 @@ class MemoryScheduler:
 
     def bound(self, model_id: str) -> Bound | None:
         """The most that a loaded model can get; None if the model isn't loaded."""
-        bytes_ = self.admission.attainable_bytes(model_id)
+        bytes_ = self.ledger.attainable_bytes(model_id)
         if bytes_ is None:
             return None
         estimated = self.estimate_of(model_id)
         tokens = None if estimated is None else estimated.context_tokens
-        reason = explain.at_best(self.admission.ledger, model_id, bytes_)
+        reason = explain.at_best(self.ledger, model_id, bytes_)
         return Bound(max(0, bytes_), tokens, reason)
 
     def decide_soon(self) -> None:
@@ -340,12 +337,12 @@ class MemoryScheduler:
         self._decide_now()
         now = self._clock.now()
         if (short := self._shortage.to_relieve(pressure, now)) is not None:
-            self._note_all()
+            self._record_use()
             reason = f"the machine is short of memory ({short})"
             for decision in self.admission.relieve(now, all_idle=short == "critical"):
                 self._events.emit("relieve", decision.model_id, pressure=short)
                 self._execution.perform(decision, {}, reason)
-                self._models[decision.model_id].tell_worker()
+                self._models[decision.model_id].send_limit()
 
     # Inside
 
@@ -411,7 +408,7 @@ class MemoryScheduler:
         """Note for which host the model waits. Its requests wait too, up to their own deadlines."""
         self._out_of_reach.add(scheduled.model.id)
         if scheduled.waits_for_memory:
-            scheduled.note_wait(f"it waits for a host: {error}; it is tried again")
+            scheduled.explain_wait(f"it waits for a host: {error}; it is tried again")
 
     def _decide_now(self) -> None:
         if self._decision is not None:
@@ -420,21 +417,21 @@ class MemoryScheduler:
         if self._frozen:
             return
         self._group_loading.bring_along()
-        self._note_all()
+        self._record_use()
         claims = {each.model_id: each for each in self.admission.claims}
-        budget = format_size(self.admission.ledger.budget_bytes)
+        budget = format_size(self.ledger.budget_bytes)
         for decision in self.admission.decide(self._clock.now()):
             self._execution.perform(decision, claims, f"the budget of {budget} has no room for it")
         for claim in self.admission.claims:
-            waits = explain.waiting(self.admission.ledger, claim)
-            self._models[claim.model_id].note_wait(waits)
+            waits = explain.waiting(self.ledger, claim)
+            self._models[claim.model_id].explain_wait(waits)
         for model_id, scheduled in self._models.items():
             self._estimator.follow(model_id)
-            scheduled.tell_worker()
+            scheduled.send_limit()
 
-    def _note_all(self) -> None:
+    def _record_use(self) -> None:
         for model_id, scheduled in self._models.items():
-            self.admission.note(
+            self.admission.record_use(
                 model_id,
                 priority=scheduled.priority,
                 busy=scheduled.busy,

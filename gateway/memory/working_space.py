@@ -11,9 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gateway.memory.caches import DECOMPRESSED, SequenceCache, window_token_bytes_of
+from gateway.memory.caches import (
+    DECOMPRESSED,
+    SequenceCache,
+    recurrence_of,
+    window_token_bytes_of,
+)
 from gateway.memory.layers import Layer, first, heads_of, layers_of, width_of, window_of
-from gateway.memory.recurrence import recurrence_of
 from gateway.system.memory import BackEnd
 from protocol.life import LARGEST_CHUNK_TOKENS, LARGEST_CHUNK_TOKENS_ON_CPU
 from protocol.requests import MOST_PIXELS, MOST_SEEN_PIXELS

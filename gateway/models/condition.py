@@ -1,4 +1,6 @@
-"""The condition of a model: its state in the life cycle, and the reason for that state."""
+"""The condition of a model: its state in the life cycle, the reason for that state, and the
+deadline of that state.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from gateway.config.tables import InForce
 from gateway.models.lifecycle import HOLDING, Circumstances, Effect, Lifecycle, ModelEvent, State
+from gateway.requests import refusals
+from gateway.system.clock import Timer
 from gateway.system.events import EventLog
 from gateway.system.refusal import Refusal
 from gateway.workers.restart_policy import RestartAction
@@ -15,7 +20,7 @@ from gateway.workers.restart_policy import RestartAction
 _ENDS: Final = (ModelEvent.EXIT, ModelEvent.START_FAILED)
 # After these events the model can't be loaded for now.
 _NOT_HAD: Final = (ModelEvent.NO_ROOM, ModelEvent.UNREADABLE)
-_LEAVING: Final = (State.DRAINING, State.STOPPING)
+_ENDING: Final = (State.DRAINING, State.STOPPING)
 # In these states an event may change the reason without a change of the state.
 _AT_REST: Final = (State.UNLOADED, State.HELD)
 
@@ -23,7 +28,7 @@ _AT_REST: Final = (State.UNLOADED, State.HELD)
 class Effector(Protocol):
     """Performs the effects of the life cycle, and knows the circumstances of its decisions."""
 
-    def circumstances(self, event: ModelEvent, verdict: RestartAction) -> Circumstances: ...
+    def circumstances(self, event: ModelEvent, after_death: RestartAction) -> Circumstances: ...
 
     def unavailable(self) -> Refusal:
         """The refusal of requests that can't be served in the model's present state."""
@@ -46,7 +51,7 @@ class Condition:
         self._end_cause: ModelEvent | None = None
         # The refusal of requests while the model is held.
         self._hold: Refusal | None = None
-        self._left: Refusal | None = None
+        self._released: Refusal | None = None
         self._model_id = model_id
         self._events = events
         self._effector = effector
@@ -116,13 +121,13 @@ class Condition:
             Refusal: another gateway has the model now.
         """
         while not reached():
-            if self._left is not None:
-                raise self._left.anew()
+            if self._released is not None:
+                raise self._released.anew()
             await self._changed.wait()
 
-    def leave(self, refusal: Refusal) -> None:
+    def release(self, refusal: Refusal) -> None:
         """Give the model up to another gateway: `until` raises `refusal` now instead of waiting."""
-        self._left = refusal
+        self._released = refusal
         self.notify()
 
     def notify(self) -> None:
@@ -141,20 +146,20 @@ class Condition:
         reason: str | None = None,
         *,
         refusal: Refusal | None = None,
-        verdict: RestartAction = RestartAction.RESTART,
+        after_death: RestartAction = RestartAction.RESTART,
     ) -> None:
         """Take in an event, and have its effects performed.
 
         `reason` says why the event happened, if the event alone doesn't say that. `refusal` is the
         answer to requests that the event ends; by default it says that the model is unavailable.
-        `verdict` is the verdict of the restart policy on a death.
+        `after_death` is the decision of the restart policy on a death.
 
         Raises:
             ImpossibleTransitionError: the event can't happen in this state.
         """
         before = self.state
         refusal = refusal or self._standing_refusal or self._effector.unavailable()
-        effects = self.lifecycle.handle(event, self._effector.circumstances(event, verdict))
+        effects = self.lifecycle.handle(event, self._effector.circumstances(event, after_death))
         if event in HOLDING:
             self._hold = refusal
         if self.state is not before or (self.state in _AT_REST and event is not ModelEvent.DEMAND):
@@ -162,7 +167,7 @@ class Condition:
         if self.state is not before:
             if self.state is State.STARTING:
                 self._end_cause = None
-            elif self.state in _LEAVING and before not in _LEAVING:
+            elif self.state in _ENDING and before not in _ENDING:
                 self._end_cause = event
             self._effector.entered(before)
             self._events.emit(
@@ -212,3 +217,64 @@ class Condition:
             case State.STARTING | State.LOADING | State.READY:
                 self._reason = None
         self._end_reason = None
+
+
+_LOAD_TIMEOUTS: Final = 2
+
+
+class Deadlines:
+    """The deadlines of one model's states. A load that is too slow counts as a death. The second
+    such load in a row is a lasting failure.
+    """
+
+    def __init__(self, model_id: str, in_force: InForce, condition: Condition) -> None:
+        self._model_id = model_id
+        self._in_force = in_force
+        self._condition = condition
+        self._timer: Timer | None = None
+        self._load_timeouts = 0
+
+    def entered(self) -> None:
+        """Begin the deadline of the state that was entered, or none, instead of the last one."""
+        settings = self._in_force.settings
+        match self._condition.state:
+            case State.STARTING:
+                self._arm(settings.workers.load_timeout_s, self._load_too_slow)
+            case State.LOADING:
+                pass  # The deadline that began with STARTING is for the whole load.
+            case State.DRAINING:
+                self._arm(settings.gateway.drain_s, self.cut_drain)
+            case State.READY:
+                self.disarm()
+                self._load_timeouts = 0
+            case _:
+                self.disarm()
+
+    def cut_drain(self) -> None:
+        """End a drain now, if there is one."""
+        if self._condition.state is State.DRAINING:
+            self._condition.handle(ModelEvent.DEADLINE)
+
+    def forget_timeouts(self) -> None:
+        """Count loads that are too slow from 0 again."""
+        self._load_timeouts = 0
+
+    def disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _arm(self, seconds: float, passed: Callable[[], None]) -> None:
+        self.disarm()
+        self._timer = Timer(seconds, passed)
+
+    def _load_too_slow(self) -> None:
+        self._load_timeouts += 1
+        again = self._load_timeouts >= _LOAD_TIMEOUTS
+        seconds = self._in_force.settings.workers.load_timeout_s
+        reason = f"it was not loaded within {seconds:g} s (workers.load_timeout_s)"
+        self._condition.handle(
+            ModelEvent.TOO_SLOW if again else ModelEvent.DEADLINE,
+            f"{reason}, twice" if again else reason,
+            refusal=refusals.load_too_slow(self._model_id, reason),
+        )

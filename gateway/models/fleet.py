@@ -17,12 +17,13 @@ from gateway.memory.fitting import Learned
 from gateway.memory.forecast import misfits
 from gateway.memory.leak_check import LeakCheck, write_stranded
 from gateway.memory.scheduler import MemoryLimits, MemoryScheduler
-from gateway.models.compartment import Compartment
+from gateway.models.disks import Disks
 from gateway.models.lifecycle import ModelEvent, State
 from gateway.models.model_memory import GatewayParts
+from gateway.models.model_supervisor import ModelSupervisor
 from gateway.models.prompts import Prompts
+from gateway.models.readings import Readings
 from gateway.models.roster import Roster
-from gateway.models.watch import Disks, Readings
 from gateway.requests import refusals
 from gateway.requests.request import REMINDER_S, Request
 from gateway.requests.traffic import Successor
@@ -120,7 +121,7 @@ class Fleet:
         self.prompts = Prompts(state_dir.prompts, settings.prompt_cache)
         self.roster = Roster(
             models,
-            self._new_compartment,
+            self._new_supervisor,
             self.scheduler,
             self.upstreams.names,
         )
@@ -149,17 +150,17 @@ class Fleet:
         self.lag.watch(self._tasks)
         self._tasks.keep(self._tick, "deadlines", _TICK_S)
         self.phase = Phase.SERVING
-        for compartment in self.roster.configured.values():
-            if compartment.model.settings.preload and self.caution is None and preload:
-                compartment.preload()
+        for supervisor in self.roster.configured.values():
+            if supervisor.model.settings.preload and self.caution is None and preload:
+                supervisor.preload()
 
     def say_absent(self, model_ids: Iterable[str]) -> None:
         """Try to load these models, whose folders were missing when the configuration was read. The
         attempt fails, and gives each model the reason that its status and its refusals name.
         """
         for model_id in model_ids:
-            if (compartment := self.roster.configured[model_id]).state is State.UNLOADED:
-                compartment.preload(ModelEvent.MISSING)
+            if (supervisor := self.roster.configured[model_id]).state is State.UNLOADED:
+                supervisor.preload(ModelEvent.MISSING)
 
     @property
     def settings(self) -> Settings:
@@ -189,11 +190,11 @@ class Fleet:
         self.scheduler.arrange(groups_of(settings))
         self.upstreams.configure(settings.upstreams)
 
-    def _new_compartment(self, model: Model) -> Compartment:
+    def _new_supervisor(self, model: Model) -> ModelSupervisor:
         gateway = GatewayParts(
             self._in_force, self.events, self.scheduler, self._starter, self.prompts.for_workers
         )
-        return Compartment(model, WorkerLog(self._state_dir.log_path(model.id)), gateway)
+        return ModelSupervisor(model, WorkerLog(self._state_dir.log_path(model.id)), gateway)
 
     @property
     def process_bytes(self) -> int:
@@ -223,7 +224,7 @@ class Fleet:
         if self._handing_over or self.phase is Phase.LEAVING:
             raise refusals.being_replaced()
 
-    def submit(self, compartment: Compartment, *requests: Request) -> None:
+    def submit(self, supervisor: ModelSupervisor, *requests: Request) -> None:
         """Take all of these requests in, or none.
 
         Raises:
@@ -232,10 +233,10 @@ class Fleet:
         self.check_serves()
         for index, each in enumerate(requests):
             try:
-                compartment.submit(each)
+                supervisor.submit(each)
             except Refusal:
                 for taken in requests[:index]:
-                    compartment.traffic.cancel(taken)
+                    supervisor.traffic.cancel(taken)
                 raise
 
     # From one gateway to the next
@@ -260,8 +261,8 @@ class Fleet:
         Return a channel for each model with a worker, at which the successor can listen.
         """
         self._handing_over = True
-        for compartment in self.roster.everyone:
-            compartment.traffic.hand_over(successor)
+        for supervisor in self.roster.everyone:
+            supervisor.traffic.hand_over(successor)
         return {
             each.model.id: self._starter.new_channel()
             for each in self.roster.everyone
@@ -271,10 +272,10 @@ class Fleet:
     def take_back(self) -> None:
         """Undo `hand_over`, as no successor has taken the models over."""
         self._handing_over = False
-        for compartment in self.roster.everyone:
-            if compartment.worker is not None:
-                compartment.worker.stay()
-            compartment.traffic.take_back()
+        for supervisor in self.roster.everyone:
+            if supervisor.worker is not None:
+                supervisor.worker.stay()
+            supervisor.traffic.take_back()
         self.scheduler.thaw()
 
     @property
@@ -285,7 +286,7 @@ class Fleet:
         """Raises: EndpointError: the path of the socket is too long, or isn't UTF-8."""
         return endpoint(self._state_dir.socket_path(channel.number))
 
-    async def leave(self) -> list[tuple[int, bytes]]:
+    async def release(self) -> list[tuple[int, bytes]]:
         """Give all models up to another gateway. Return the incarnation of each worker, with the
         part of an unfinished line that was read from its output.
         """
@@ -299,7 +300,7 @@ class Fleet:
         await self.upstreams.close()
         await self.prompts.close()
         await self.scheduler.close()
-        return await self.roster.leave()
+        return await self.roster.release()
 
     async def end_spares(self) -> None:
         """End the spares, which a gateway doesn't hand over."""
@@ -314,22 +315,22 @@ class Fleet:
         watch.cancel()
 
     async def _watch_idle(self, idle: asyncio.Event) -> None:
-        for compartment in self.roster.everyone:
-            await compartment.until_idle()
+        for supervisor in self.roster.everyone:
+            await supervisor.until_idle()
         await self.upstreams.until_idle()
         idle.set()
 
     def refuse_all(self) -> None:
         """Refuse all requests that still wait or run."""
-        for compartment in self.roster.everyone:
-            compartment.traffic.refuse_all(refusals.shutting_down())
+        for supervisor in self.roster.everyone:
+            supervisor.traffic.refuse_all(refusals.shutting_down())
 
     async def stop(self) -> None:
         """End all workers at the same time. Return when each worker has ended, or has survived its
         shutdown sequence.
         """
-        for compartment in self.roster.everyone:
-            compartment.end()
+        for supervisor in self.roster.everyone:
+            supervisor.end()
         await asyncio.gather(
             self._starter.spares.close(), *(each.until_ended() for each in self.roster.everyone)
         )

@@ -72,7 +72,7 @@ class Effect(StrEnum):
     DISPATCH = "send waiting requests"
     DRAIN = "let it finish what runs"
     STOP = "stop it, politely first"
-    KILL = "stop it by the shortened ladder"
+    KILL = "stop it by the short sequence"
     DESTROY = "SIGKILL"
     DUMP_AND_DESTROY = "dump its stacks, then SIGKILL"
     PARK_RUNNING = "park the requests that run"
@@ -91,13 +91,13 @@ class Aim(StrEnum):
 
 
 class Circumstances(NamedTuple):
-    """The facts beside state and event that a decision depends on. `kept`: the model is to be
-    loaded even without requests. `verdict` is the verdict of the restart policy.
+    """The facts beside state and event that a decision depends on. `load_wanted`: the model is to
+    be loaded even without requests. `after_death` is the decision of the restart policy.
     """
 
     requests_wait: bool = False
-    kept: bool = False
-    verdict: RestartAction = RestartAction.RESTART
+    load_wanted: bool = False
+    after_death: RestartAction = RestartAction.RESTART
 
 
 class Rule(NamedTuple):
@@ -283,7 +283,7 @@ _REDIRECTED: Final[dict[ModelEvent, dict[Aim, Aim]]] = {
 }
 _REDIRECTED[ModelEvent.DESTROY] = _REDIRECTED[ModelEvent.KILL]
 
-_VERDICTS: Final = {
+_AFTER_DEATH: Final = {
     RestartAction.BACK_OFF: (State.BACKOFF, ()),
     RestartAction.GIVE_UP: (State.FAILED, (Effect.REFUSE_WAITING,)),
 }
@@ -368,8 +368,8 @@ class Lifecycle:
     def _resolve(self, aim: Aim, circumstances: Circumstances) -> tuple[Effect, ...]:
         """Enter the state that this aim leads to. Return the effects to perform."""
         self._aim = None
-        if aim is Aim.JUDGE and circumstances.verdict in _VERDICTS:
-            self.state, effects = _VERDICTS[circumstances.verdict]
+        if aim is Aim.JUDGE and circumstances.after_death in _AFTER_DEATH:
+            self.state, effects = _AFTER_DEATH[circumstances.after_death]
             return effects
         if aim in (Aim.HOLD, Aim.FAIL):
             self.state = State.HELD if aim is Aim.HOLD else State.FAILED
@@ -382,7 +382,9 @@ class Lifecycle:
 
 
 def _wanted(aim: Aim, circumstances: Circumstances) -> bool:
-    return circumstances.requests_wait or (circumstances.kept and aim in (Aim.REVIVE, Aim.JUDGE))
+    return circumstances.requests_wait or (
+        circumstances.load_wanted and aim in (Aim.REVIVE, Aim.JUDGE)
+    )
 
 
 def printed() -> Iterator[str]:

@@ -10,9 +10,11 @@ import math
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+import msgspec
+
 from gateway.config.model import Model
 from gateway.config.tables import InForce
-from gateway.memory.allocation import MemoryNeed
+from gateway.memory.allocation import MemoryNeed, WorkerReading
 from gateway.memory.estimate import Estimate
 from gateway.memory.scheduler import AllocationState, MemoryScheduler
 from gateway.models.condition import Condition
@@ -34,7 +36,7 @@ logger = logging.getLogger(__name__)
 # Clients are told at least this time for a load.
 _SHORTEST_LOAD_S: Final = 5
 # After this time a load of files that could not be read is tried again.
-_READ_AGAIN_S: Final = 30
+_RETRY_S: Final = 30
 # The same for files on a disk that isn't mounted. `Disks` notices its return, but may miss it.
 _WATCHED_S: Final = 600
 
@@ -54,9 +56,9 @@ class ModelMemory:
         condition: Condition,
         traffic: Traffic,
         scheduler: MemoryScheduler,
-        kept: Callable[[], bool],
+        load_wanted: Callable[[], bool],
     ) -> None:
-        """`kept` returns whether the model is to be loaded even without requests."""
+        """`load_wanted` returns whether the model is to be loaded even without requests."""
         self.model = model
         self.granted_bytes: int | None = None
         self.lost_bytes = 0
@@ -64,14 +66,14 @@ class ModelMemory:
         self._condition = condition
         self._traffic = traffic
         self._scheduler = scheduler
-        self._kept = kept
+        self._load_wanted = load_wanted
         self._clock = present_clock()
         self._ready_at = 0.0
-        self._read_again_at: float | None = None
-        self._told_bound: Bound | None = None
+        self._retry_at: float | None = None
+        self._sent_bound: Bound | None = None
         # The bytes that the worker holds beside MLX's account have changed: the worker is to be
         # told.
-        self._beside_moved = False
+        self._beside_changed = False
         # The loaded worker, which is told of limits.
         self._worker: Worker | None = None
 
@@ -91,17 +93,17 @@ class ModelMemory:
         """The estimate of the model's memory, with the context in force; None: there is none."""
         return self._scheduler.estimate_of(self.model.id)
 
-    def tell_bound(self) -> Bound | None:
-        """The most memory that the model can get now, for a message that tells its worker."""
-        self._told_bound = self._scheduler.bound(self.model.id)
-        return self._told_bound
+    def bound_to_send(self) -> Bound | None:
+        """The most memory that the model can get now, for a message to its worker."""
+        self._sent_bound = self._scheduler.bound(self.model.id)
+        return self._sent_bound
 
     # From one gateway to the next
 
     @property
     def state(self) -> AllocationState | None:
         """The memory of the model, for another gateway; None: the model has no memory."""
-        return self._scheduler.held(self.model.id)
+        return self._scheduler.state_of(self.model.id)
 
     def restore(self, state: AllocationState) -> None:
         """Go on with the memory that an earlier gateway gave the model."""
@@ -110,10 +112,8 @@ class ModelMemory:
         self._ready_at = state.allocation.ready_at or 0.0
         self._scheduler.adopt(state)
 
-    def keeps_to_limits(self, worker: Worker) -> None:
-        """Tell this worker of limits from now on. An earlier gateway told the worker its present
-        limit.
-        """
+    def listens(self, worker: Worker) -> None:
+        """Send limits to this worker from now on. An earlier gateway has sent the present one."""
         self._worker = worker
 
     # From the model
@@ -122,7 +122,7 @@ class ModelMemory:
         """Ask the scheduler for the model's floor. The scheduler answers by a call of `admitted`,
         `has_no_room` or `cannot_be_read`.
         """
-        self._read_again_at = None
+        self._retry_at = None
         self._scheduler.ask(self)
 
     def withdraw(self) -> None:
@@ -141,7 +141,9 @@ class ModelMemory:
                 pass
 
     def gone(self, pid: int | None) -> None:
-        """Note that the model's process has ended. `pid` None: no process could be started."""
+        """Free the memory of the model's process, which has ended. `pid` None: none could be
+        started.
+        """
         self._worker = None
         self._scheduler.gone(self.model.id, pid)
 
@@ -160,16 +162,16 @@ class ModelMemory:
         if self._condition.state is State.READY and not self.busy and self._expired(now):
             self._condition.handle(ModelEvent.EXPIRED, f"idle for {self._idle_s(now):.0f} s")
 
-    def dont_read_again(self) -> None:
+    def forget_retry(self) -> None:
         """Don't try unreadable files again, as an operator wants the model unloaded."""
-        self._read_again_at = None
+        self._retry_at = None
 
     @property
-    def to_read_again(self) -> bool:
+    def retry_due(self) -> bool:
         """Whether the model's files could not be read, and it is time to try again."""
-        return self._read_again_at is not None and self._clock.now() >= self._read_again_at
+        return self._retry_at is not None and self._clock.now() >= self._retry_at
 
-    def started(self, worker: Worker) -> None:
+    def learn_process(self, worker: Worker) -> None:
         """Learn what a worker without a model takes. `worker` was measured before its load. A
         worker with followers, or with an interpreter of its own, says nothing about others.
         """
@@ -177,26 +179,22 @@ class ModelMemory:
         if worker.memory.held_bytes is not None and alone:
             self._scheduler.learn_process(worker.memory.held_bytes)
 
-    def measured(self, worker: Worker) -> None:
-        """Pass another reading of the model's worker on to the scheduler."""
-        held_bytes = worker.memory.held_bytes
-        if held_bytes is None or worker.ended.is_set():
+    def record(self, worker: Worker, reading: WorkerReading) -> None:
+        """Hand a reading of the model's worker to the scheduler, and learn from it."""
+        if worker.ended.is_set():
             return
         ready = self._condition.state is State.READY
         is_command = self.model.is_command
-        self._beside_moved = ready and not is_command and worker.memory.beside_moved
-        self._scheduler.note_footprint(
-            self.model.id,
-            held_bytes,
-            worker.memory.read_at_bytes,
-            worker.memory.beside_more_bytes if self._beside_moved else 0,
-        )
+        if is_command or not ready:
+            # Only a loaded worker is sent what it holds beside MLX's account.
+            reading = msgspec.structs.replace(reading, unsent_bytes=0)
+        self._beside_changed = reading.unsent_bytes != 0
+        self._scheduler.record(self.model.id, reading)
         if ready and worker.memory.idle_bytes is None:
-            worker.memory.idle_bytes = held_bytes
-            self._scheduler.learn(self.model.id, held_bytes)
+            worker.memory.idle_bytes = reading.footprint_bytes
+            self._scheduler.learn(self.model.id, reading.footprint_bytes)
         if is_command:
-            peak_bytes = worker.memory.peak_footprint_bytes
-            self._scheduler.learn_peak(self.model.id, peak_bytes, ready=ready)
+            self._scheduler.learn_peak(self.model.id, reading.peak_bytes, ready=ready)
         if ready and is_command:
             self._worker = worker
             self._answer_for(worker)
@@ -210,14 +208,14 @@ class ModelMemory:
             return
         worker.memory.granted_bytes = self.granted_bytes
         worker.memory.keeps_to(self.granted_bytes)
-        kept_bytes = min(held_bytes, self.granted_bytes)
-        need = MemoryNeed(used_bytes=kept_bytes, wanted_bytes=held_bytes, least_bytes=kept_bytes)
-        self._scheduler.note_need(self.model.id, need, self.granted_bytes)
+        used_bytes = min(held_bytes, self.granted_bytes)
+        need = MemoryNeed(used_bytes=used_bytes, wanted_bytes=held_bytes, least_bytes=used_bytes)
+        self._scheduler.record_need(self.model.id, need, self.granted_bytes)
 
-    def needs(self, worker: Worker, need: Need) -> None:
-        """Pass on what the worker could use, and which limit it keeps to."""
+    def record_need(self, worker: Worker, need: Need) -> None:
+        """Hand the worker's need to the scheduler, and the limit that the worker keeps to."""
         self._worker = worker
-        self._scheduler.note_need(
+        self._scheduler.record_need(
             self.model.id,
             MemoryNeed(
                 used_bytes=need.used_bytes,
@@ -236,8 +234,8 @@ class ModelMemory:
     @property
     def priority(self) -> int:
         """The highest priority of the model's requests; without requests the model's own."""
-        own = self._traffic.queue.highest_priority
-        return self.model.settings.priority if own is None else own
+        highest = self._traffic.queue.highest_priority
+        return self.model.settings.priority if highest is None else highest
 
     @property
     def busy(self) -> bool:
@@ -253,29 +251,29 @@ class ModelMemory:
 
     @property
     def asleep(self) -> bool:
-        return self._condition.state is State.UNLOADED and self._read_again_at is None
+        return self._condition.state is State.UNLOADED and self._retry_at is None
 
     @property
     def brings_along(self) -> bool:
         if self._condition.state in (State.STARTING, State.LOADING):
             return True
-        return self.waits_for_memory and (self.busy or self._kept())
+        return self.waits_for_memory and (self.busy or self._load_wanted())
 
-    def load_along(self) -> None:
+    def load_with_group(self) -> None:
         self._condition.handle(ModelEvent.ALONG)
 
-    def note_wait(self, reason: str) -> None:
+    def explain_wait(self, reason: str) -> None:
         self._condition.progress(reason)
 
     def admitted(self, floor_bytes: int) -> None:
         self.granted_bytes = floor_bytes
         self._condition.handle(ModelEvent.ADMITTED)
 
-    def take_limit(self, limit_bytes: int) -> None:
+    def set_limit(self, limit_bytes: int) -> None:
         self.granted_bytes = limit_bytes
 
-    def tell_worker(self) -> None:
-        """Tell the worker its limit, the most memory that the model can get, and the bytes that the
+    def send_limit(self) -> None:
+        """Send the worker its limit, the most memory that the model can get, and the bytes that the
         worker holds beside MLX's account. Send nothing if the worker knows all three.
         """
         worker = self._worker
@@ -286,12 +284,12 @@ class ModelMemory:
                 # Not within the decision that has changed the limit.
                 asyncio.get_running_loop().call_soon(self._answer_for, worker)
             return
-        told = worker.memory.granted_bytes, self._told_bound
+        sent = worker.memory.granted_bytes, self._sent_bound
         bound = self._scheduler.bound(self.model.id)
-        if told == (self.granted_bytes, bound) and not self._beside_moved:
+        if sent == (self.granted_bytes, bound) and not self._beside_changed:
             return
-        self._beside_moved = False
-        self._told_bound = bound
+        self._beside_changed = False
+        self._sent_bound = bound
         worker.memory.granted_bytes = self.granted_bytes
         worker.send(
             Limit(
@@ -314,16 +312,19 @@ class ModelMemory:
         self._condition.handle(ModelEvent.NO_ROOM, refusal=refusal)
 
     def cannot_be_read(self, reason: str, *, watched: bool) -> None:
-        refusal = refusals.load_failed(self.model.id, reason, retry_after_s=_READ_AGAIN_S)
+        refusal = refusals.load_failed(self.model.id, reason, retry_after_s=_RETRY_S)
         logger.warning("%s", refusal.message, extra=about(model=self.model.id))
         self._condition.handle(ModelEvent.UNREADABLE, reason, refusal=refusal)
-        self._read_again_at = self._clock.now() + (_WATCHED_S if watched else _READ_AGAIN_S)
+        self._retry_at = self._clock.now() + (_WATCHED_S if watched else _RETRY_S)
 
     def evict(self, reason: str) -> None:
         self._condition.handle(ModelEvent.EVICT, reason)
 
+    def refuse_longest(self, refusal: Refusal) -> None:
+        self._traffic.refuse_longest(refusal)
+
     def lost_memory(self, missing_bytes: int) -> None:
-        """Note that the last worker left `missing_bytes` stranded. After its next death the model
+        """Record that the last worker left `missing_bytes` stranded. After its next death the model
         isn't restarted, as each death may strand as much again.
         """
         self.lost_bytes = missing_bytes
@@ -345,8 +346,8 @@ class ModelMemory:
         """
         if self.model.settings.pinned:
             return math.inf
-        asked_s = self._traffic.use.keep_alive_s
-        return (self.model.settings.ttl_s or math.inf) if asked_s is None else asked_s
+        keep_alive_s = self._traffic.use.keep_alive_s
+        return (self.model.settings.ttl_s or math.inf) if keep_alive_s is None else keep_alive_s
 
 
 class GatewayParts(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Final
 from msgspec import Struct
 
 from gateway.config.settings import PromptCacheSettings
-from gateway.models.compartment import Compartment
+from gateway.models.model_supervisor import ModelSupervisor
 from gateway.system.lane import HangsError, Lane
 from gateway.system.tasks import Tasks
 from protocol.life import PromptCacheDisk
@@ -43,18 +43,18 @@ class Prompts:
     `disk_bytes` has the bytes on disk by ids of models, as last measured; None: not measured yet.
     """
 
-    def __init__(self, folder: Path, kept: PromptCacheSettings) -> None:
+    def __init__(self, folder: Path, settings: PromptCacheSettings) -> None:
         self.disk_bytes: dict[str, int] | None = None
-        self.most_bytes = kept.disk_bytes
+        self.most_bytes = settings.disk_bytes
         self.for_workers: PromptCacheDisk | None = None
         if self.most_bytes:
             self.for_workers = PromptCacheDisk(
                 folder=str(folder),
                 most_bytes=self.most_bytes,
-                most_bytes_per_hour=kept.disk_writes_per_hour_bytes,
+                most_bytes_per_hour=settings.disk_writes_per_hour_bytes,
             )
         # With a bound of 0 the store removes all prompts from the disk.
-        self._store = PromptStore(folder, self.most_bytes, kept.disk_writes_per_hour_bytes)
+        self._store = PromptStore(folder, self.most_bytes, settings.disk_writes_per_hour_bytes)
         self._looks = Lane("prompts")
         self._clears = Lane("clear prompts")
         self._tasks = Tasks("prompts")
@@ -72,20 +72,20 @@ class Prompts:
         return None if self.disk_bytes is None else self.disk_bytes.get(model_id, 0)
 
     async def clear(
-        self, compartments: Collection[Compartment], model_id: str | None = None
+        self, supervisors: Collection[ModelSupervisor], model_id: str | None = None
     ) -> Cleared:
-        """Have the workers of `compartments` let go of the prompts in memory. After that remove
+        """Have the workers of `supervisors` let go of the prompts in memory. After that remove
         prompts from the disk, as workers may write prompts there when they let go of them: those of
         `model_id`, or all if it is None.
         """
-        told = await asyncio.gather(*(each.clear_prompts(_WORKER_S) for each in compartments))
+        reclaimed = await asyncio.gather(*(each.clear_prompts(_WORKER_S) for each in supervisors))
         failures = [
-            f"the worker of {compartment.model.id!r} didn't let go of its prompts within "
+            f"the worker of {supervisor.model.id!r} didn't let go of its prompts within "
             f"{_WORKER_S:g} s"
-            for compartment, reclaimed_bytes in zip(compartments, told, strict=True)
+            for supervisor, reclaimed_bytes in zip(supervisors, reclaimed, strict=True)
             if reclaimed_bytes is None
         ]
-        reclaimed_bytes = sum(each or 0 for each in told)
+        reclaimed_bytes = sum(each or 0 for each in reclaimed)
         try:
             removed_bytes, self.disk_bytes, obstacle = await self._clears.run(
                 functools.partial(self._remove, model_id), _DISK_S, "the prompts on disk"

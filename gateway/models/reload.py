@@ -98,17 +98,17 @@ class Reloader:
             Refusal: the gateway is being replaced by another one.
         """
         async with self._lock:
-            found_now = await self._lane.run(
+            configuration = await self._lane.run(
                 functools.partial(self._with_found, self._present), _READ_S, "the models"
             )
-            new = self._lengthened(found_now)
+            new = self._lengthened(configuration)
             found = changes(self._present.settings, new.settings)
             self._fleet.check_decides()
             self._present = new
             self._fleet.roster.broken = new.broken
             if not found:
                 return
-            budget_bytes = self._fleet.scheduler.admission.ledger.budget_bytes
+            budget_bytes = self._fleet.scheduler.ledger.budget_bytes
             self._fleet.configure(models_of(new), new.settings, budget_bytes)
         self._tell(Reloaded(found.added, found.removed, {}, (), (), self._present.news))
 
@@ -133,7 +133,7 @@ class Reloader:
             if new.settings == self._present.settings:
                 return
             self._present = new
-            budget_bytes = self._fleet.scheduler.admission.ledger.budget_bytes
+            budget_bytes = self._fleet.scheduler.ledger.budget_bytes
             self._fleet.configure(models_of(new), new.settings, budget_bytes)
 
     def _lengthened(self, configuration: Configuration) -> Configuration:
@@ -160,9 +160,7 @@ class Reloader:
         """
         async with self._lock:
             try:
-                await self._check_groups(
-                    self._present, self._fleet.scheduler.admission.ledger.budget_bytes
-                )
+                await self._check_groups(self._present, self._fleet.scheduler.ledger.budget_bytes)
             except ConfigError as error:
                 for mistake in error.mistakes:
                     logger.warning("%s", mistake)
@@ -187,7 +185,7 @@ class Reloader:
         new = self._lengthened(await self._beside(self._read, _READ_S, "the configuration"))
         # A missing model is a mistake only if it wasn't missing before.
         raise_absent(new.absent[each] for each in new.absent if each not in self._present.absent)
-        budget = self._fleet.scheduler.admission.ledger.budget_bytes
+        budget = self._fleet.scheduler.ledger.budget_bytes
         if new.settings.memory != self._present.settings.memory:
             budget = await self._beside(
                 functools.partial(budget_bytes, new.settings.memory),
@@ -225,8 +223,8 @@ class Reloader:
             names=self._present.news,
             failed=tuple(
                 model_id
-                for model_id, compartment in self._fleet.roster.configured.items()
-                if compartment.state is State.FAILED
+                for model_id, supervisor in self._fleet.roster.configured.items()
+                if supervisor.state is State.FAILED
             ),
         )
 
@@ -258,13 +256,13 @@ class Reloader:
         Raises:
             ConfigError: the budget has become too small for these floors.
         """
-        ledger = self._fleet.scheduler.admission.ledger
+        ledger = self._fleet.scheduler.ledger
         models = new.settings.models
         pinned = [each for each in models if models[each].pinned and ledger.floor_bytes([each])]
-        kept_bytes = ledger.floor_bytes(pinned)
+        floors_bytes = ledger.floor_bytes(pinned)
         lasting = [each.model_id for each in ledger.allocations if each.pinned]
         same = budget_bytes >= ledger.budget_bytes and set(pinned) <= set(lasting)
-        if kept_bytes <= budget_bytes or same:
+        if floors_bytes <= budget_bytes or same:
             return
         who = f"{', '.join(pinned)} {'keeps' if len(pinned) == 1 else 'keep'}"
         which = "is" if len(pinned) == 1 else "are"
@@ -274,7 +272,7 @@ class Reloader:
                     new.source(("memory", "budget")),
                     "memory.budget",
                     f"{format_size(budget_bytes)} is less than {who}, which {which} pinned "
-                    f"({format_size(kept_bytes)}): unload or unpin first",
+                    f"({format_size(floors_bytes)}): unload or unpin first",
                 )
             ]
         )

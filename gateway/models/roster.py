@@ -9,7 +9,7 @@ from typing import Final
 from gateway.access.caller import Caller
 from gateway.config.model import Model
 from gateway.memory.scheduler import MemoryScheduler
-from gateway.models.compartment import Compartment
+from gateway.models.model_supervisor import ModelSupervisor
 from gateway.requests import refusals
 from gateway.system.notation import nearest_model, suggestion
 from gateway.system.refusal import Refusal
@@ -22,14 +22,14 @@ _MOST_NAMED: Final = 50
 
 
 class Roster:
-    """The compartments of all models. `configured` has the configured ones by id. All of them are
+    """The supervisors of all models. `configured` has the configured ones by id. All of them are
     registered with the memory scheduler.
     """
 
     def __init__(
         self,
         models: Iterable[Model],
-        new: Callable[[Model], Compartment],
+        new: Callable[[Model], ModelSupervisor],
         scheduler: MemoryScheduler,
         elsewhere: Callable[[Caller], Mapping[str, str]] = lambda _: {},
     ) -> None:
@@ -41,13 +41,13 @@ class Roster:
         self._elsewhere = elsewhere
         self._scheduler = scheduler
         # Removed models whose workers haven't ended yet.
-        self._leaving: dict[str, Compartment] = {}
+        self._leaving: dict[str, ModelSupervisor] = {}
         self._tasks = Tasks("roster")
         self._register()
 
     @property
-    def everyone(self) -> list[Compartment]:
-        """All compartments, also those of removed models."""
+    def everyone(self) -> list[ModelSupervisor]:
+        """All supervisors, also those of removed models."""
         return [*self.configured.values(), *self._leaving.values()]
 
     @property
@@ -61,20 +61,20 @@ class Roster:
 
     def is_command(self, name: str) -> bool:
         """Whether the model with this id or alias, if there is one, is a command."""
-        compartment = self._by_name.get(name) or self._by_name.get(name.removesuffix(LATEST))
-        return compartment is not None and compartment.model.is_command
+        supervisor = self._by_name.get(name) or self._by_name.get(name.removesuffix(LATEST))
+        return supervisor is not None and supervisor.model.is_command
 
-    def find(self, name: str, caller: Caller) -> Compartment:
-        """The compartment of the model with this id or alias. `name` may end with the tag of
+    def find(self, name: str, caller: Caller) -> ModelSupervisor:
+        """The supervisor of the model with this id or alias. `name` may end with the tag of
         Ollama's lists.
 
         Raises:
             Refusal: the caller may use no model with this name.
         """
-        compartment = self._by_name.get(name) or self._by_name.get(name.removesuffix(LATEST))
-        if compartment is None or not _may_use(caller, compartment):
+        supervisor = self._by_name.get(name) or self._by_name.get(name.removesuffix(LATEST))
+        if supervisor is None or not _may_use(caller, supervisor):
             raise self._unknown(name, caller)
-        return compartment
+        return supervisor
 
     def _unknown(self, name: str, caller: Caller) -> Refusal:
         visible = self.visible(caller)
@@ -103,7 +103,7 @@ class Roster:
             param="model",
         )
 
-    def visible(self, caller: Caller) -> list[Compartment]:
+    def visible(self, caller: Caller) -> list[ModelSupervisor]:
         """The configured models that the caller may use."""
         return [each for each in self.configured.values() if _may_use(caller, each)]
 
@@ -126,45 +126,45 @@ class Roster:
         for each in changed:
             each()
         self._by_name = self._names()
-        for compartment in present.values():
-            compartment.remove()
-            self._tasks.start(self._see_off(compartment), f"end of {compartment.model.id}")
+        for supervisor in present.values():
+            supervisor.remove()
+            self._tasks.start(self._see_off(supervisor), f"end of {supervisor.model.id}")
 
-    async def leave(self) -> list[tuple[int, bytes]]:
-        """Give all models up to another gateway. Return what `Compartment.leave` returns for each
+    async def release(self) -> list[tuple[int, bytes]]:
+        """Give all models up to another gateway. Return the results of `release` for each
         model with a worker.
         """
         await self._tasks.cancel_all()
-        left = [each.leave() for each in self.everyone]
+        left = [each.release() for each in self.everyone]
         return [each for each in left if each is not None]
 
     async def close(self) -> None:
         """To be called when no worker is left."""
         await self._tasks.cancel_all()
-        for compartment in self.everyone:
-            await compartment.close()
+        for supervisor in self.everyone:
+            await supervisor.close()
 
-    async def _see_off(self, compartment: Compartment) -> None:
-        model_id = compartment.model.id
-        await compartment.condition.until(lambda: compartment.over or not compartment.removed)
-        if self._leaving.get(model_id) is compartment and compartment.removed:
+    async def _see_off(self, supervisor: ModelSupervisor) -> None:
+        model_id = supervisor.model.id
+        await supervisor.condition.until(lambda: supervisor.over or not supervisor.removed)
+        if self._leaving.get(model_id) is supervisor and supervisor.removed:
             del self._leaving[model_id]
             self._register()
-            await compartment.close()
+            await supervisor.close()
 
     def _register(self) -> None:
         self._scheduler.register(each.model_memory for each in self.everyone)
         self._by_name = self._names()
 
-    def _names(self) -> dict[str, Compartment]:
+    def _names(self) -> dict[str, ModelSupervisor]:
         self._has_commands = any(each.model.is_command for each in self.configured.values())
         names = dict(self.configured)
-        for compartment in self.configured.values():
-            for alias in compartment.model.settings.aliases:
-                names[alias] = compartment
+        for supervisor in self.configured.values():
+            for alias in supervisor.model.settings.aliases:
+                names[alias] = supervisor
         return names
 
 
-def _may_use(caller: Caller, compartment: Compartment) -> bool:
-    model = compartment.model
+def _may_use(caller: Caller, supervisor: ModelSupervisor) -> bool:
+    model = supervisor.model
     return caller.may_use(model.id, model.settings.aliases)

@@ -42,7 +42,7 @@ class Format(Protocol):
 
 class Choices:
     """The answers to one request of a client, as far as they have come. Callers `write` pieces as
-    events of a stream, or `keep` them for the `whole` body, or do both.
+    events of a stream, or `store` them for the `whole` body, or do both.
     """
 
     def __init__(self, requests: Sequence[Request], form: Format, answers_each: int) -> None:
@@ -68,15 +68,15 @@ class Choices:
         spent = [each.spent for each in self._requests if each.spent is not None]
         return usage_of(spent, self._answers_each) if spent else None
 
-    def keep(self, index: int, piece: AnswerPiece) -> None:
+    def store(self, index: int, piece: AnswerPiece) -> None:
         self._parts[index] += piece.parts
-        self._note_end(index, piece)
+        self._record_end(index, piece)
 
     def write(self, index: int, piece: AnswerPiece) -> bytes:
         """The events of a piece. Before the first piece come the events that open its choice."""
         events = self._form.opening(index) if index in self.unopened else b""
         self.unopened.discard(index)
-        self._note_end(index, piece)
+        self._record_end(index, piece)
         return events + self._form.piece(index, piece)
 
     def closing(self) -> bytes:
@@ -88,7 +88,7 @@ class Choices:
         choices = map(Choice, map(merged, self._parts), self._reasons)
         return self._form.whole(list(choices), self.usage or _NOTHING)
 
-    def _note_end(self, index: int, piece: AnswerPiece) -> None:
+    def _record_end(self, index: int, piece: AnswerPiece) -> None:
         if piece.finish_reason is not None:
             self._reasons[index] = piece.finish_reason
             self.unfinished.discard(index)
@@ -123,11 +123,11 @@ async def pieces(
     if len(requests) == 1:
         # Nearly all clients ask for one answer, and that needs no task for each piece.
         while True:
-            piece = await requests[0].take(shortcut)
+            piece = await requests[0].next_piece(shortcut)
             yield 0, piece
             if piece.finish_reason is not None:
                 return
-    takers = {asyncio.create_task(each.take()): index for index, each in enumerate(requests)}
+    takers = {asyncio.create_task(each.next_piece()): index for index, each in enumerate(requests)}
     try:
         while takers:
             done, _ = await asyncio.wait(takers, return_when=asyncio.FIRST_COMPLETED)
@@ -139,7 +139,7 @@ async def pieces(
                 # be freed.
                 piece = ready.popleft().result()
                 if piece.finish_reason is None:
-                    takers[asyncio.create_task(requests[index].take())] = index
+                    takers[asyncio.create_task(requests[index].next_piece())] = index
                 yield index, piece
     finally:
         for taker in takers:

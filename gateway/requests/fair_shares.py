@@ -106,18 +106,18 @@ class FairShares:
             return tokens * _FIRST_PACE_S
         return tokens * self._measured_s / self._measured_tokens
 
-    def begin(self, name: str, seconds: float) -> None:
-        """Note that a request was sent that is likely to take so long."""
+    def expect(self, name: str, seconds: float) -> None:
+        """Record that a request was sent that is likely to take so long."""
         self._sharers[name].expected_s += seconds
 
-    def settle(self, name: str, seconds: float) -> None:
-        """Note that the next measurement has the seconds that were expected of a request."""
+    def await_measurement(self, name: str, seconds: float) -> None:
+        """Record that the next measurement has the seconds that were expected of a request."""
         if (found := self._sharers.get(name)) is not None:
             found.expected_s = max(0.0, found.expected_s - seconds)
             found.due_s += seconds
 
     def count(self, tokens: int) -> None:
-        """Note tokens that were computed, whose seconds the next measurement has."""
+        """Record tokens that were computed, whose seconds the next measurement has."""
         self._new_tokens += tokens
 
     def charge(self, seconds: Mapping[str, float]) -> None:

@@ -26,8 +26,8 @@ _MOST_BESIDE: Final = 1 << 16
 
 class Passage(Struct, frozen=True, tag="passage", tag_field="type"):
     """A request that goes to the server of a command as it came, once it may run. Its text is the
-    mark of the server's processes, "@", and the address of `Ready`. It runs until `Traffic.passed`
-    ends it.
+    mark of the server's processes, "@", and the address of `Ready`. It runs until
+    `Traffic.end_passage` ends it.
     """
 
     request_id: str
@@ -69,7 +69,7 @@ class RequestProgress:
         self.delivered = array("I")
         self.guesses = Guesses()
         # The size of the answer's parts so far, in characters and bytes.
-        self.said = 0
+        self.answer_size = 0
         self._task = task
         self._rendered: TokenPrompt | None = None
         self._parts = bytearray()
@@ -132,12 +132,12 @@ class RequestProgress:
         return 0 if prompt is None else len(prompt.token_ids) // BYTES_PER_TOKEN
 
     @property
-    def says_too_much(self) -> bool:
+    def is_too_long(self) -> bool:
         """Whether the answer's text is longer than so many tokens can make it. Without this bound a
         faulty worker's text would grow for ever.
         """
         tokens = self.prompt_tokens + len(self.delivered)
-        return self.said > tokens * _MOST_PER_TOKEN + _MOST_BESIDE
+        return self.answer_size > tokens * _MOST_PER_TOKEN + _MOST_BESIDE
 
     @property
     def suspect(self) -> bool:
@@ -182,11 +182,11 @@ class RequestProgress:
             self._rendered = TokenPrompt(bytes(self._parts))
         return len(self._parts) // BYTES_PER_TOKEN
 
-    def note_death(self) -> bool:
-        """Note that a worker died while the request ran. Returns whether the request is guilty."""
-        guilty = self.suspect
+    def record_death(self) -> bool:
+        """Record that a worker died during the request. Returns whether the request is to blame."""
+        to_blame = self.suspect
         self._death_at = len(self.delivered)
-        return guilty
+        return to_blame
 
 
 BYTES_PER_NUMBER: Final = 4
@@ -211,13 +211,13 @@ class Vectors:
         self.tokens = 0
         self._inputs = inputs
 
-    def begin(self) -> None:
+    def clear(self) -> None:
         """Drop all vectors, as a worker begins with the request, or begins anew."""
         self.data.clear()
         self.dimensions = self.tokens = 0
 
-    def take(self, part: Embedded) -> None:
-        """Take in a part of the vectors. Raises: ImplausibleError."""
+    def add(self, part: Embedded) -> None:
+        """Add a part of the vectors. Raises: ImplausibleError."""
         if not 0 < part.dimensions <= _MOST_DIMENSIONS or part.tokens < 0:
             raise ImplausibleError(f"it sent vectors of {part.dimensions} numbers")
         if self.data and part.dimensions != self.dimensions:
@@ -243,12 +243,11 @@ def likely_tokens(task: Task) -> int:
     """
     match task:
         case Embed(inputs=inputs, query=query):
-            asked = len(query or "")
-            return sum(_tokens_of(each, asked) for each in inputs)
+            return sum(_tokens_of(text, len(query or "")) for text in inputs)
         case Generate(prompt=ChatPrompt(messages), tools=tools):
-            said = sum(len(each.content) for each in messages)
-            said += 0 if tools is None else len(tools.definitions)
-            return 1 + said // _CHARACTERS_PER_TOKEN
+            characters = sum(len(message.content) for message in messages)
+            characters += 0 if tools is None else len(tools.definitions)
+            return 1 + characters // _CHARACTERS_PER_TOKEN
         case Generate(prompt=(TextPrompt() | TokenPrompt()) as prompt):
             return _tokens_of(prompt)
         case _:

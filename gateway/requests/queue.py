@@ -123,6 +123,15 @@ class RequestQueue:
     def oldest_running_at(self) -> float | None:
         return min((each.arrived_at for each in self._running.values()), default=None)
 
+    @property
+    def longest_running(self) -> Request | None:
+        """The running request with the most tokens, of its prompt and its answer."""
+        return max(
+            self._running.values(),
+            key=lambda request: request.progress.prompt_tokens + len(request.progress.delivered),
+            default=None,
+        )
+
     def add(self, request: Request) -> Request | None:
         """Take in a new request. Returns the waiting request that had to leave for it, which the
         caller must refuse; None: none had to.
@@ -169,7 +178,7 @@ class RequestQueue:
         return found
 
     @property
-    def guilty(self) -> int:
+    def blamed(self) -> int:
         """The number of running requests that are to blame if the worker dies now."""
         return sum(each.progress.suspect for each in self._running.values())
 
@@ -238,7 +247,7 @@ class RequestQueue:
             return None
         self._waiting.remove(coming)
         del self._running[leaving.progress.wire_id]
-        self.settle(leaving)
+        self.await_measurement(leaving)
         if leaving.progress.delivered:
             self._parked.append(leaving)
         else:
@@ -290,12 +299,12 @@ class RequestQueue:
             self._alone = request
         self._meet()
         self._expected_s[request] = likely_s = self._likely_s(request)
-        self.shares.begin(request.terms.sharer, likely_s)
+        self.shares.expect(request.terms.sharer, likely_s)
 
-    def settle(self, request: Request) -> None:
+    def await_measurement(self, request: Request) -> None:
         """Note that the worker's next measurement has what was expected of a request."""
         if (likely_s := self._expected_s.pop(request, None)) is not None:
-            self.shares.settle(request.terms.sharer, likely_s)
+            self.shares.await_measurement(request.terms.sharer, likely_s)
 
     def find_running(self, wire_id: str) -> Request | None:
         return self._running.get(wire_id)
@@ -304,7 +313,7 @@ class RequestQueue:
         """Whether the request is a suspect that ran alone, and has shown that it kills nobody."""
         return request is self._alone and not request.progress.suspect
 
-    def acquit(self, request: Request) -> bool:
+    def release_suspect(self, request: Request) -> bool:
         """If the request is cleared, let other requests run beside it. Returns True if the request
         itself must pause, so that other suspects can run alone.
         """
@@ -314,7 +323,7 @@ class RequestQueue:
         if not self._suspects:
             return False
         del self._running[request.progress.wire_id]
-        self.settle(request)
+        self.await_measurement(request)
         self._parked.append(request)
         return True
 
@@ -322,7 +331,7 @@ class RequestQueue:
         """Remove a request, whether it waits or runs. Returns whether it ran."""
         if request is self._alone:
             self._alone = None
-        self.settle(request)
+        self.await_measurement(request)
         if self._running.pop(request.progress.wire_id, None) is not None:
             return True
         for queue in (self._suspects, self._parked, self._waiting):
@@ -335,7 +344,7 @@ class RequestQueue:
         running, self._running = list(self._running.values()), {}
         self._alone = None
         for each in running:
-            self.settle(each)
+            self.await_measurement(each)
         return running
 
     def park(self, requests: list[Request]) -> None:

@@ -43,7 +43,7 @@ def died_twice(model_id: str) -> Refusal:
     return _deadly(model_id, "was ended")
 
 
-def kept_out(model_id: str, left_s: float) -> Refusal:
+def quarantined(model_id: str, left_s: float) -> Refusal:
     """For a request that killed workers and is sent again."""
     return _deadly(model_id, f"is kept out for another {left_s:.0f} s")
 

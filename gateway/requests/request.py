@@ -232,7 +232,7 @@ class Request:
         """Note that the request runs from now on: its deadline stands still."""
         self._started_at = now
         self.begun_at = now if self.begun_at is None else self.begun_at
-        self.vectors.begin()
+        self.vectors.clear()
 
     def park(self, now: float) -> None:
         """Note that the request waits again: its deadline goes on."""
@@ -248,7 +248,7 @@ class Request:
         self.unenforced = delta.unenforced or self.unenforced
         if delta.parts:
             self._parts += delta.parts
-            self.progress.said += sum([each.size for each in delta.parts])
+            self.progress.answer_size += sum([each.size for each in delta.parts])
         elif delta.finish_reason is None:
             return False
         if self.answered_at is None:
@@ -273,7 +273,7 @@ class Request:
 
     def deliver_vectors(self, part: Embedded) -> None:
         """Take in a part of the vectors. Raises: ImplausibleError."""
-        self.vectors.take(part)
+        self.vectors.add(part)
         if part.last:
             self._finish_reason = "stop"
             self._usage = Usage(self.vectors.tokens, 0)
@@ -299,7 +299,7 @@ class Request:
             self._idle = True
             self._arrived.set()
 
-    async def take(self, shortcut: Shortcut | None = None) -> AnswerPiece:
+    async def next_piece(self, shortcut: Shortcut | None = None) -> AnswerPiece:
         """Wait for the next piece of the answer. The last piece has the finish reason. During the
         wait earlier pieces go to `shortcut` instead, as long as that writes them.
 

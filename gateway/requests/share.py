@@ -12,7 +12,7 @@ from gateway.system.refusal import Refusal
 
 
 class ByteBudget:
-    """A budget of bytes. Bytes that are taken must be given back. Callers in several threads must
+    """A budget of bytes. Reserved bytes must be given back. Callers in several threads must
     hold `lock` during each call.
     """
 
@@ -20,15 +20,15 @@ class ByteBudget:
         self.lock = threading.Lock()
         self.total_bytes = self.left_bytes = total_bytes
 
-    def take(self, wanted_bytes: int) -> bool:
-        """Take bytes, if enough are left. Returns whether they were taken."""
+    def reserve(self, wanted_bytes: int) -> bool:
+        """Reserve bytes, if enough are left. Returns whether they were reserved."""
         if wanted_bytes > self.left_bytes:
             return False
         self.left_bytes -= wanted_bytes
         return True
 
-    def give_back(self, taken_bytes: int) -> None:
-        self.left_bytes += taken_bytes
+    def give_back(self, reserved_bytes: int) -> None:
+        self.left_bytes += reserved_bytes
 
 
 # The key of a request's share in the "state" of its ASGI scope.
@@ -43,7 +43,7 @@ class Share:
     expands to.
 
     The request holds the share, and so does work that goes on after the request. When the last
-    holder releases the share, all its bytes are given back. Any thread may take bytes.
+    holder releases the share, all its bytes are given back. Any thread may reserve bytes.
     """
 
     def __init__(self, budget: ByteBudget, free_bytes: int = 0) -> None:
@@ -55,7 +55,7 @@ class Share:
         self._holders = 1
         self._at_end: list[Callable[[], None]] = []
 
-    def take(self, more_bytes: int) -> None:
+    def reserve(self, more_bytes: int) -> None:
         """Count more bytes. Raises: Refusal: there is no room for them, now or ever."""
         with self._budget.lock:
             if not self._holders:
@@ -68,7 +68,7 @@ class Share:
                     f"{MOST_BYTES >> 20} MiB: send fewer or smaller parts.",
                 )
             wanted_bytes = max(0, size_bytes - self._free_bytes) - self._held_bytes
-            if not self._budget.take(wanted_bytes):
+            if not self._budget.reserve(wanted_bytes):
                 raise Refusal(
                     "overloaded",
                     "The bodies of all requests together, with what they name and repeat, would "
@@ -78,10 +78,10 @@ class Share:
             self.size_bytes = size_bytes
             self._held_bytes += wanted_bytes
 
-    def pass_on(self, passed_bytes: int) -> None:
+    def release_part(self, gone_bytes: int) -> None:
         """Give bytes back that were counted, and have gone."""
         with self._budget.lock:
-            self.size_bytes = max(0, self.size_bytes - passed_bytes)
+            self.size_bytes = max(0, self.size_bytes - gone_bytes)
             surplus_bytes = self._held_bytes - max(0, self.size_bytes - self._free_bytes)
             if self._holders and surplus_bytes > 0:
                 self._held_bytes -= surplus_bytes

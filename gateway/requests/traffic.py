@@ -142,7 +142,7 @@ class Traffic:
             return
         left_s = self._quarantine.remaining_s(request.task, self._loop.time())
         if left_s is not None:
-            raise self._turned_away(request, refusals.kept_out(self._model_id, left_s))
+            raise self._turned_away(request, refusals.quarantined(self._model_id, left_s))
         full = refusals.queue_full(self._model_id, self.queue.depth, self._host.load_s)
         try:
             leaving = self.queue.add(request)
@@ -166,7 +166,7 @@ class Traffic:
             self.dispatch()
         self._host.notify()
 
-    def passed(self, request: Request, usage: Usage | None) -> None:
+    def end_passage(self, request: Request, usage: Usage | None) -> None:
         """End a passage, whose answer took `usage` as far as the server has told."""
         if usage is not None:
             self.meter.prompt_tokens += usage.prompt_tokens
@@ -208,7 +208,7 @@ class Traffic:
             if request.deliver(delta, now):
                 request.tell(now)
             if delta.token_ids:
-                self.queue.settle(request)
+                self.queue.await_measurement(request)
             if delta.token_ids and not request.terms.probe:
                 if request.prompt_counts and request.timing.last_token_at is None:
                     self.meter.prompt_tokens += progress.prompt_tokens
@@ -217,14 +217,14 @@ class Traffic:
                 self.meter.tokens(request.timing, len(delta.token_ids), now)
                 self.meter.guesses += delta.guesses
             self._check_length(len(progress.delivered))
-            if progress.says_too_much:
+            if progress.is_too_long:
                 tokens = len(progress.delivered)
                 raise ProtocolBreachError(f"it sent a longer text than {tokens} tokens have")
             if request.over:
                 self._count(request)
                 self._finished(request)
             elif self.queue.is_cleared(request):
-                if self.queue.acquit(request):
+                if self.queue.release_suspect(request):
                     self._send(Cancel(request_id=progress.wire_id))
                     request.park(now)
                     self._note_park(request)
@@ -282,7 +282,7 @@ class Traffic:
             return
         connection = self._connection
         while connection is not None and (request := self._next()) is not None:
-            self._begin(request, connection)
+            self._send_request(request, connection)
 
     def _next(self) -> Request | None:
         """The request that may run now, perhaps in the place of another, which waits again."""
@@ -296,7 +296,7 @@ class Traffic:
         self._note_park(change.leaving)
         return change.coming
 
-    def _begin(self, request: Request, connection: WorkerConnection) -> None:
+    def _send_request(self, request: Request, connection: WorkerConnection) -> None:
         """Send a request, or refuse it."""
         if (refusal := self._inability(request)) is not None:
             self._refuse(request, refusal)
@@ -331,7 +331,7 @@ class Traffic:
                 request.tell(now)
             request.timing.enter("answer", now)
         else:
-            request.timing.begin(now)
+            request.timing.sent(now)
         if not terms.probe:
             self.meter.sent(request.timing, now)
 
@@ -379,23 +379,29 @@ class Traffic:
         self._connection = None
         now = self._loop.time()
         parked = []
-        convicted = False
+        refused_suspect = False
         for request in self.queue.take_running():
             request.park(now)
             if isinstance(request.task, Passage):
                 self._refuse(request, refusals.broke_off(self._model_id))
                 continue
-            if blame and request.progress.note_death():
+            if blame and request.progress.record_death():
                 self._quarantine.add(request.task, now)
                 self._refuse(request, refusals.died_twice(self._model_id))
-                convicted = True
+                refused_suspect = True
             else:
                 parked.append(request)
                 self._note_park(request)
         self.queue.park(parked)
         self._note_waits()
         self._host.notify()
-        return convicted
+        return refused_suspect
+
+    def refuse_longest(self, refusal: Refusal) -> None:
+        """Refuse the longest request in the worker, as its memory can't be had any more."""
+        if (request := self.queue.longest_running) is not None:
+            self._refuse(request, refusal)
+            self.cancel(request)
 
     def refuse_waiting(self, refusal: Refusal) -> None:
         for request in self.queue.take_waiting():
@@ -469,7 +475,7 @@ class Traffic:
 
     def _note_use(self, request: Request) -> None:
         if not request.terms.probe:
-            self.use.note(request.terms.keep_alive_s)
+            self.use.record(request.terms.keep_alive_s)
 
     def _refuse(self, request: Request, refusal: Refusal) -> None:
         request.refuse(refusal)

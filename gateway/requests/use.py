@@ -34,7 +34,7 @@ class Use:
         self.keep_alive_s: float | None = None
         self._clock = present_clock()
 
-    def note(self, keep_alive_s: float | None) -> None:
+    def record(self, keep_alive_s: float | None) -> None:
         self.keep_alive_s = keep_alive_s
         self.last_at = time.time()
         self.last = self._clock.now()
@@ -107,8 +107,8 @@ class Timing(Struct):
         if kind != present and len(self.phases) < _MOST_PHASES:
             self.phases.append((kind, now))
 
-    def begin(self, now: float) -> None:
-        """Note that a worker has the request."""
+    def sent(self, now: float) -> None:
+        """Record that a worker has the request."""
         again = any(kind == "parked" for kind, _ in self.phases)
         self.enter("resumed" if again else "prefill", now)
 

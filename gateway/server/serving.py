@@ -19,7 +19,7 @@ from gateway.http.app import Parts, build_app
 from gateway.http.wire.connection import Connection
 from gateway.http.wire.connection_limits import Handshake
 from gateway.library.pulls import Pulls
-from gateway.models.compartment import Compartment
+from gateway.models.model_supervisor import ModelSupervisor
 from gateway.models.reload import Reloader
 from gateway.server.upgrade.departure import Departure
 from gateway.server.upgrade.state import CannotTakeOverError
@@ -266,12 +266,12 @@ async def _first_of(task: asyncio.Task[None], signals: asyncio.Queue[int]) -> in
 _MOST_NAMED: Final = 8
 
 
-def _first_steps(address: str, models: Sequence[Compartment]) -> str:
+def _first_steps(address: str, models: Sequence[ModelSupervisor]) -> str:
     """Sentences for whoever has started the gateway."""
     page = f"Its page is {address}/ui."
     if not models:
         return f"{page} It has no model yet: `bulkhead run` in another terminal finds one."
-    ids = [compartment.model.id for compartment in models]
+    ids = [supervisor.model.id for supervisor in models]
     more = f" and {len(ids) - _MOST_NAMED} more" if len(ids) > _MOST_NAMED else ""
     return (
         f"{page} Its models are {', '.join(ids[:_MOST_NAMED])}{more}. To chat, type in another "

@@ -1,7 +1,7 @@
 """When the ranks of one incarnation end, and which rank has failed first. No I/O; the caller passes
 the events.
 
-All ranks belong to one compartment, and end together, on whichever hosts they run:
+All ranks belong to one supervisor, and end together, on whichever hosts they run:
 
 1. When a rank ends without an order, all other ranks are ended at once.
 2. A follower that ends by itself with exit code 0 was told to do so by rank 0, which is about to

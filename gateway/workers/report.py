@@ -11,11 +11,10 @@ from typing import Final
 
 from msgspec import Struct
 
+from gateway.memory.allocation import WorkerReading
 from gateway.system.memory_reading import Footprint
 from gateway.system.processes import ProcessIdentity
-from protocol.answers import Embedded, Output
 from protocol.life import Ability, Heartbeat, MlxMemory, Need, Ready
-from protocol.messages import WorkerMessage
 from protocol.requests import SamplingDefaults
 
 _READINGS: Final = 5
@@ -47,12 +46,11 @@ class MemoryState(Struct):
 
 class WorkerMemory(MemoryState):
     """The memory of one worker. `kept_bytes` is the limit that the worker keeps to, by its last
-    message, and `read_at_bytes` is that limit at the last reading. `mlx_is_old`: the worker has
+    message. `mlx_is_old`: the worker has
     given memory back since its last message with MLX's account.
     """
 
     kept_bytes: int = 0
-    read_at_bytes: int = 0
     mlx_is_old: bool = False
 
     @property
@@ -91,19 +89,24 @@ class WorkerMemory(MemoryState):
     def is_loaded(self) -> bool:
         return self.weight_bytes is not None
 
-    def note_footprint(self, footprint: Footprint, *, loaded: bool, kept_bytes: int) -> None:
-        """Note a reading. `loaded` and `kept_bytes` are as they were when the reading began. If the
-        model was loaded meanwhile, the reading is dropped.
+    def note_footprint(
+        self, footprint: Footprint, *, loaded: bool, kept_bytes: int
+    ) -> WorkerReading | None:
+        """Record a reading, and return it for the account. `loaded` and `kept_bytes` are as they
+        were when the reading began. None: the model was loaded meanwhile, and the reading is
+        dropped.
         """
         if loaded is not self.is_loaded:
-            return
+            return None
         self.footprint = footprint
-        self.read_at_bytes = kept_bytes
         if self.mlx is not None and not self.mlx_is_old and self.weight_bytes is not None:
             account_bytes = self.mlx.active_bytes + self.mlx.cache_bytes
             self.beside = (*self.beside, footprint.current_bytes - account_bytes)[-_READINGS:]
         self.peak_footprint_bytes = max(
             self.peak_footprint_bytes, footprint.current_bytes, footprint.peak_bytes or 0
+        )
+        return WorkerReading(
+            footprint.current_bytes, self.peak_footprint_bytes, kept_bytes, self._unsent_bytes
         )
 
     @property
@@ -141,15 +144,11 @@ class WorkerMemory(MemoryState):
         return max(self.baseline_bytes, int(median(self.beside)))
 
     @property
-    def beside_more_bytes(self) -> int:
-        """The part of `beside_bytes` that the worker wasn't told of."""
-        return self.beside_bytes - self.told_beside_bytes
-
-    @property
-    def beside_moved(self) -> bool:
-        """Whether `beside_bytes` differs clearly from the bytes that the worker was told."""
+    def _unsent_bytes(self) -> int:
+        """The change of `beside_bytes` since the worker was told; 0: the change is noise."""
+        change_bytes = self.beside_bytes - self.told_beside_bytes
         noise_bytes = max(_NOISE_BYTES, int((self.granted_bytes or 0) * _NOISE_SHARE))
-        return abs(self.beside_more_bytes) > noise_bytes
+        return change_bytes if abs(change_bytes) > noise_bytes else 0
 
     def tell_beside(self) -> int:
         """Return `beside_bytes` for a message to the worker, and note them as told."""
@@ -194,40 +193,34 @@ class WorkerReport:
     def last_step_age_s(self) -> float | None:
         return None if self._last_step_at is None else self._loop.time() - self._last_step_at
 
-    def note(self, message: WorkerMessage) -> None:
-        match message:
-            case Output(deltas=deltas):
-                self._note_step(sum(len(delta.token_ids) for delta in deltas))
-            case Embedded(tokens=tokens):
-                self._note_step(tokens)
-            case Heartbeat(step_age_s=age_s, memory=memory, prompt_cache_bytes=prompt_bytes):
-                self._memory.heard(memory, prompt_bytes)
-                if age_s is not None:
-                    self._last_step_at = self._loop.time() - age_s
-            case Ready():
-                self._memory.loaded(message.weight_bytes, message.memory)
-                self.context_tokens = message.context_tokens or None
-                self.fingerprint = message.fingerprint
-                self.abilities = message.abilities
-                self.sampling = message.sampling
-                self.address = message.address
-                self.alone = message.alone
-            case Need(context_tokens=context_tokens, held=held, rows=rows):
-                self.context_tokens = context_tokens
-                self.rows = rows
-                self.short_of_memory = held
-            case _:
-                pass
+    def record_heartbeat(self, heartbeat: Heartbeat) -> None:
+        self._memory.heard(heartbeat.memory, heartbeat.prompt_cache_bytes)
+        if heartbeat.step_age_s is not None:
+            self._last_step_at = self._loop.time() - heartbeat.step_age_s
+
+    def record_ready(self, ready: Ready) -> None:
+        self._memory.loaded(ready.weight_bytes, ready.memory)
+        self.context_tokens = ready.context_tokens or None
+        self.fingerprint = ready.fingerprint
+        self.abilities = ready.abilities
+        self.sampling = ready.sampling
+        self.address = ready.address
+        self.alone = ready.alone
+
+    def record_need(self, need: Need) -> None:
+        self.context_tokens = need.context_tokens
+        self.rows = need.rows
+        self.short_of_memory = need.held
+
+    def record_step(self, tokens: int) -> None:
+        self._last_step_at = self._loop.time()
+        self._tokens += tokens
 
     def count_tokens(self) -> None:
         """Close a window, and compute its `tokens_per_s`."""
         now = self._loop.time()
         self.tokens_per_s = self._tokens / max(now - self._tokens_counted_at, 1e-3)
         self._tokens, self._tokens_counted_at = 0, now
-
-    def _note_step(self, tokens: int) -> None:
-        self._last_step_at = self._loop.time()
-        self._tokens += tokens
 
 
 class PromptClears:

@@ -14,6 +14,7 @@ from typing import Final, Protocol
 import psutil
 import zmq
 
+from gateway.memory.allocation import WorkerReading
 from gateway.system.child import ExitStatus
 from gateway.system.clock import until_set
 from gateway.system.lane import Lane
@@ -36,9 +37,6 @@ from protocol.life import (
     Limit,
     Load,
     Move,
-    Moved,
-    PromptCacheCleared,
-    RankLost,
     Settle,
     Stay,
     Stop,
@@ -268,8 +266,8 @@ class Worker:
             # The worker doesn't read, or has ended: in that case its exit will soon be known.
             self._loop.call_later(_LAST_FRAMES_S, self._check_reads)
 
-    async def measure(self) -> None:
-        """Read the footprints of all ranks on this machine.
+    async def measure(self) -> WorkerReading | None:
+        """Read the footprints of all ranks on this machine. None: the model was loaded meanwhile.
 
         Raises:
             FootprintError: a footprint can't be read.
@@ -277,7 +275,7 @@ class Worker:
         """
         loaded, kept_bytes = self.memory.is_loaded, self.memory.kept_bytes
         footprint = await self._read_footprint()
-        self.memory.note_footprint(footprint, loaded=loaded, kept_bytes=kept_bytes)
+        return self.memory.note_footprint(footprint, loaded=loaded, kept_bytes=kept_bytes)
 
     async def _read_footprint(self) -> Footprint:
         own = await self._lane.run(self._footprint.read, _READING_S, f"the footprint of {self.pid}")
@@ -375,19 +373,12 @@ class Worker:
     def link_said(self, message: WorkerMessage) -> None:
         if self.followers is not None:
             message = self.followers.from_rank_0(message)
-        match message:
-            case PromptCacheCleared(reclaimed_bytes=reclaimed_bytes):
-                if not self._clears.answered(reclaimed_bytes):
-                    self._misbehaved("it broke the protocol: it cleared prompts unasked")
-                    return
-            case Moved():
-                self.moved.set()
-                return
-            case RankLost():
-                return
-            case _:
-                self.report.note(message)
         self._supervisor.worker_said(self, message)
+
+    def record_cleared(self, reclaimed_bytes: int) -> None:
+        """Record the worker's answer to an order to drop prompts."""
+        if not self._clears.answered(reclaimed_bytes):
+            self._misbehaved("it broke the protocol: it cleared prompts unasked")
 
     def link_broke(self, error: ProtocolError) -> None:
         if isinstance(error, VersionError):

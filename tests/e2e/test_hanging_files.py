@@ -34,7 +34,7 @@ def deadlines(answer_s: float, read_again_s: int) -> str:
     if any(each.endswith("bulkhead") for each in sys.orig_argv):
         import gateway.config.machine_rules, gateway.memory.estimator, gateway.models.model_memory
         gateway.config.machine_rules._ANSWER_S = gateway.memory.estimator._ANSWER_S = {answer_s}
-        gateway.models.model_memory._READ_AGAIN_S = {read_again_s}
+        gateway.models.model_memory._RETRY_S = {read_again_s}
     """
 
 

@@ -27,7 +27,6 @@ POLICIES: Final = {
     "gateway/memory/admission.py": _ACCOUNT,
     "gateway/memory/admission_round.py": _ACCOUNT,
     "gateway/memory/reclaim.py": _ACCOUNT,
-    "gateway/memory/idle_eviction.py": _ACCOUNT,
     "gateway/memory/loans.py": _ACCOUNT,
     "gateway/memory/ledger.py": f"{_ACCOUNT} ../models/test_model_memory.py",
     "gateway/memory/allocation.py": _ACCOUNT,
@@ -43,10 +42,10 @@ POLICIES: Final = {
     "gateway/workers/restart_policy.py": "tests/gateway/workers/test_restart_policy.py",
     "gateway/workers/leased.py": "tests/gateway/workers/test_leased.py",
     "gateway/mailbox/store.py": "tests/gateway/mailbox/test_store.py test_archive.py",
-    "gateway/models/recovery.py": "tests/gateway/models/test_recovery.py test_compartment.py",
+    "gateway/models/recovery.py": "tests/gateway/models/test_recovery.py test_load.py",
     "gateway/requests/traffic.py": (
         "tests/gateway/requests/test_traffic.py test_traffic_course.py test_passages.py "
-        "test_vectors.py ../models/test_recovery.py ../models/test_compartment.py"
+        "test_vectors.py ../models/test_recovery.py ../models/test_load.py"
     ),
     "gateway/library/hub.py": "tests/gateway/library/test_hub.py",
     "gateway/access/limits.py": (

@@ -16,8 +16,8 @@ from gateway.http.wire.access_log import record_of
 from gateway.http.wire.auth import caller_of, from_page, take_places
 from gateway.http.wire.bodies import beside_the_loop
 from gateway.http.wire.errors import invalid
-from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet
+from gateway.models.model_supervisor import ModelSupervisor
 from gateway.requests import refusals
 from gateway.requests.request import Request, Terms
 from gateway.requests.share import share_of
@@ -44,7 +44,7 @@ class ModelCall:
         self.http = http
         self.fleet: Fleet = http.app.state.fleet
         self.caller = caller_of(http)
-        self.compartment: Compartment = self.fleet.roster.find(model, self.caller)
+        self.supervisor: ModelSupervisor = self.fleet.roster.find(model, self.caller)
         self.share = share_of(http.scope)
         # The pictures that were read for this request.
         self.pictures: dict[Source, bytes] = {}
@@ -54,7 +54,7 @@ class ModelCall:
 
     @property
     def model(self) -> Model:
-        return self.compartment.model
+        return self.supervisor.model
 
     async def beside_the_loop(
         self, function: Callable[[Unpack[Arguments]], T], *arguments: *Arguments

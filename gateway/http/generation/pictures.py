@@ -170,7 +170,7 @@ class PictureReader:
                 check_kind(data)
             except PictureError as error:
                 raise refused(source, error) from error
-            share.take(len(data))
+            share.reserve(len(data))
             pictures.append(data)
         return pictures
 

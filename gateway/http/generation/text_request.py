@@ -82,9 +82,9 @@ class TextRequest(Struct, frozen=True):
             Refusal: the queue is full.
         """
         call = self.call
-        call.fleet.submit(call.compartment, *self.requests)  # 7
+        call.fleet.submit(call.supervisor, *self.requests)  # 7
         return Answer(  # 8
-            call.compartment,
+            call.supervisor,
             self.requests,
             form,
             stream=stream,
@@ -153,7 +153,7 @@ def _requests(
         parameters.cache_salt or "", shared=call.fleet.settings.prompt_cache.shared
     )
     # A worker gets the prompt once for each answer.
-    call.share.take(call.share.size_bytes * (answers - 1))
+    call.share.reserve(call.share.size_bytes * (answers - 1))
     params = _params(parameters, prompt_param)
     terms = call.terms(parameters.priority, parameters.keep_alive, params)  # 5
     requests: list[Request] = []

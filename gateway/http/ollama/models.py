@@ -27,9 +27,9 @@ from gateway.http.passing.pass_on import passing_to_bulkheads
 from gateway.http.wire.auth import caller_of
 from gateway.http.wire.bodies import json_response, read_json
 from gateway.http.wire.openapi import NAMES_MODEL, Operation, Routes
-from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet
 from gateway.models.lifecycle import State
+from gateway.models.model_supervisor import ModelSupervisor
 from gateway.system.lane import Lane
 from gateway.upstreams.upstreams import Way
 from protocol.model_files import encoder_of, read_config, read_file, read_header
@@ -238,7 +238,7 @@ class Shown(Struct):
     modified_at: str
 
 
-def _offered(fleet: Fleet, caller: Caller) -> list[Compartment]:
+def _offered(fleet: Fleet, caller: Caller) -> list[ModelSupervisor]:
     """The models that answer on Ollama's paths."""
     return [each for each in fleet.roster.visible(caller) if not each.model.is_command]
 
@@ -246,9 +246,9 @@ def _offered(fleet: Fleet, caller: Caller) -> list[Compartment]:
 @model_routes.get("/api/tags", Operation("The models", answer=TagList, reads=True))
 async def tags(request: HttpRequest) -> Response:
     fleet: Fleet = request.app.state.fleet
-    compartments = _offered(fleet, caller_of(request))
-    facts = await asyncio.gather(*(_files(request, each) for each in compartments))
-    listed = [_tagged(each, files) for each, files in zip(compartments, facts, strict=True)]
+    supervisors = _offered(fleet, caller_of(request))
+    facts = await asyncio.gather(*(_files(request, each) for each in supervisors))
+    listed = [_tagged(each, files) for each, files in zip(supervisors, facts, strict=True)]
     ways = fleet.upstreams.visible(caller_of(request))
     listed += [_tagged_there(each) for each in ways if each.upstream.of_bulkhead]
     return json_response(TagList(listed))
@@ -274,19 +274,19 @@ async def running(request: HttpRequest) -> Response:
 @passing_to_bulkheads(streams=False)
 async def show(request: HttpRequest) -> Response:
     body = await read_json(request, ShowBody)
-    compartment = call_of(request, body.model or body.name).compartment
-    files = await _files(request, compartment)
-    settings = compartment.model.settings
+    supervisor = call_of(request, body.model or body.name).supervisor
+    files = await _files(request, supervisor)
+    settings = supervisor.model.settings
     return json_response(
         Shown(
             license=files.license,
-            modelfile=f"# Served by Bulkhead.\nFROM {tagged(compartment.model.id)}\n",
-            parameters=_parameters(settings, _context_tokens(compartment, files)),
+            modelfile=f"# Served by Bulkhead.\nFROM {tagged(supervisor.model.id)}\n",
+            parameters=_parameters(settings, _context_tokens(supervisor, files)),
             template=files.template,
             system=settings.system or "",
             details=_details(files),
-            model_info=_info(compartment, files),
-            capabilities=_capabilities(compartment, files),
+            model_info=_info(supervisor, files),
+            capabilities=_capabilities(supervisor, files),
             modified_at=_time(files.modified_at),
         )
     )
@@ -306,13 +306,13 @@ async def version(_request: HttpRequest) -> Response:
     return json_response(VersionBody(_SPOKEN, VERSION))
 
 
-async def _files(request: HttpRequest, compartment: Compartment) -> ModelFiles:
+async def _files(request: HttpRequest, supervisor: ModelSupervisor) -> ModelFiles:
     reader: ModelFileReader = request.app.state.model_files
-    return await reader.look_up(compartment.model)
+    return await reader.look_up(supervisor.model)
 
 
-def _tagged(compartment: Compartment, files: ModelFiles) -> TaggedModel:
-    name = tagged(compartment.model.id)
+def _tagged(supervisor: ModelSupervisor, files: ModelFiles) -> TaggedModel:
+    name = tagged(supervisor.model.id)
     return TaggedModel(
         name,
         name,
@@ -320,7 +320,7 @@ def _tagged(compartment: Compartment, files: ModelFiles) -> TaggedModel:
         files.size_bytes,
         files.digest,
         _details(files),
-        _capabilities(compartment, files),
+        _capabilities(supervisor, files),
     )
 
 
@@ -341,11 +341,11 @@ def _tagged_there(way: Way) -> TaggedModel:
     )
 
 
-def _running(compartment: Compartment, files: ModelFiles) -> RunningModel:
-    name, worker = tagged(compartment.model.id), compartment.worker
+def _running(supervisor: ModelSupervisor, files: ModelFiles) -> RunningModel:
+    name, worker = tagged(supervisor.model.id), supervisor.worker
     footprint = None if worker is None else worker.memory.footprint
     held_bytes = files.size_bytes if footprint is None else footprint.current_bytes
-    left_s = compartment.model_memory.expires_in_s
+    left_s = supervisor.model_memory.expires_in_s
     return RunningModel(
         name,
         name,
@@ -355,15 +355,15 @@ def _running(compartment: Compartment, files: ModelFiles) -> RunningModel:
         _NEVER if math.isinf(left_s) else _time(time.time() + left_s),
         # On a Mac the CPU and the GPU share one memory.
         held_bytes,
-        _context_tokens(compartment, files),
+        _context_tokens(supervisor, files),
     )
 
 
-def _context_tokens(compartment: Compartment, files: ModelFiles) -> int:
+def _context_tokens(supervisor: ModelSupervisor, files: ModelFiles) -> int:
     """The context in force; before a load the context that the model gets if memory allows."""
-    if compartment.worker is not None and compartment.worker.report.context_tokens is not None:
-        return compartment.worker.report.context_tokens
-    configured = compartment.model.settings.context_tokens
+    if supervisor.worker is not None and supervisor.worker.report.context_tokens is not None:
+        return supervisor.worker.report.context_tokens
+    configured = supervisor.model.settings.context_tokens
     return min(configured, files.context_tokens or configured)
 
 
@@ -372,34 +372,34 @@ def _details(files: ModelFiles) -> Details:
     return Details("", "mlx", files.family, families, files.parameter_size, files.quantization)
 
 
-def _info(compartment: Compartment, files: ModelFiles) -> dict[str, Any]:
+def _info(supervisor: ModelSupervisor, files: ModelFiles) -> dict[str, Any]:
     """The facts under the names of GGUF metadata, as Ollama gives them. Clients show the basename,
     and cut their prompts to the context, so they get the one in force.
     """
     family = files.family or "unknown"
     known = {
         "general.architecture": family,
-        "general.basename": compartment.model.id,
+        "general.basename": supervisor.model.id,
         "general.parameter_count": files.parameters,
         f"{family}.block_count": files.layers,
-        f"{family}.context_length": _context_tokens(compartment, files),
+        f"{family}.context_length": _context_tokens(supervisor, files),
         f"{family}.embedding_length": files.embedding_length,
     }
     return {name: value for name, value in known.items() if value is not None}
 
 
-def _capabilities(compartment: Compartment, files: ModelFiles) -> list[str]:
+def _capabilities(supervisor: ModelSupervisor, files: ModelFiles) -> list[str]:
     """The capabilities of the model in Ollama's words. The worker reports whether the model makes
     text or vectors; before a load the files show this. The configuration says whether the model
     takes pictures, and the chat template whether it calls tools and thinks.
     """
-    abilities = compartment.traffic.abilities
+    abilities = supervisor.traffic.abilities
     writes = "text" in abilities if abilities is not None else not files.encoder
     embeds = "embedding" in abilities if abilities is not None else files.encoder
     capabilities = []
     if writes:
         capabilities.append("completion")
-        if compartment.model.settings.pictures:
+        if supervisor.model.settings.pictures:
             capabilities.append("vision")
         if "tools" in files.template:
             capabilities.append("tools")

@@ -93,7 +93,7 @@ async def load(call: ModelCall, body: AnswerBody, *, chat: bool) -> Response:
         figures = Figures(done_reason="unload" if unload else "load")
         return written(body.model, OllamaContent(), figures, chat=chat)
 
-    if unload and call.compartment.over:
+    if unload and call.supervisor.over:
         return Response(done(), media_type="application/json")
     parameters = GenerationBody(model=call.model.id, keep_alive=body.keep_alive)
     nothing = counting(generate_message(parameters, TextPrompt("Hello"), None))

@@ -132,7 +132,7 @@ def _replaced(
                     param,
                 )
             # The item is counted for each reference, since the prompt has the item as often.
-            share.take(stored.size_bytes)
+            share.reserve(stored.size_bytes)
             item = stored.item
         whole.append(item)
     return whole
@@ -201,18 +201,18 @@ async def _fits(asked: ResponseInput, terms: Terms, cut: int) -> bool:
     generate = with_pictures(drafted.generates[0], drafted.conversation, pictures)
     task = msgspec.structs.replace(counting(generate), request_id=unique(terms.id))
     request = Request(task, terms, call.fleet.now())
-    call.fleet.submit(call.compartment, request)
+    call.fleet.submit(call.supervisor, request)
     try:
         while not request.over:
-            await request.take()
+            await request.next_piece()
     except Refusal as refusal:
         if refusal.code == "context_length_exceeded":
             return False
         raise
     finally:
         if not request.over:
-            call.compartment.traffic.cancel(request)
-    worker = call.compartment.worker
+            call.supervisor.traffic.cancel(request)
+    worker = call.supervisor.worker
     if request.usage is None or worker is None or worker.report.context_tokens is None:
         return True
     context = worker.report.context_tokens

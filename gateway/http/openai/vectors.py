@@ -66,7 +66,7 @@ def submit(
     task = msgspec.structs.replace(embed, request_id=unique(terms.id))
     request = Request(task, terms, call.fleet.now())
     call.count([request])
-    call.fleet.submit(call.compartment, request)
+    call.fleet.submit(call.supervisor, request)
     return request
 
 
@@ -77,7 +77,7 @@ class VectorAnswer(Reply):
         self, call: ModelCall, request: Request, written: Callable[[Usage], Iterator[bytes]]
     ) -> None:
         """`written` makes the pieces of the body once the vectors are complete."""
-        super().__init__(call.compartment, [request])
+        super().__init__(call.supervisor, [request])
         self._request = request
         self._written = written
 
@@ -93,7 +93,7 @@ class VectorAnswer(Reply):
 
     async def _until_over(self) -> Usage:
         while True:
-            piece = await self._request.take()
+            piece = await self._request.next_piece()
             if piece.usage is not None:
                 return piece.usage
 

@@ -29,9 +29,9 @@ from gateway.http.wire.access_log import HttpMeter
 from gateway.http.wire.command_bodies import Status
 from gateway.http.wire.connection_limits import ConnectionLimiter, Doing
 from gateway.http.wire.openapi import Operation, Routes
-from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet, Phase
 from gateway.models.lifecycle import State
+from gateway.models.model_supervisor import ModelSupervisor
 from gateway.requests.use import ModelMeter
 from gateway.system.lane import Lane
 from gateway.system.refusal import Refusal
@@ -109,7 +109,7 @@ _WORKER: Final = {
         "Time since the last step of the worker's engine.",
     ),
 }
-_COUNTERS: Final[Mapping[str, tuple[str, Callable[[Compartment], int]]]] = {
+_COUNTERS: Final[Mapping[str, tuple[str, Callable[[ModelSupervisor], int]]]] = {
     "prompt_tokens": (
         "Tokens of prompts whose answer has begun.",
         lambda model: model.traffic.meter.prompt_tokens,
@@ -262,7 +262,7 @@ def _gauges(status: Status) -> Iterator[Metric]:
     )
 
 
-def _of_models(models: Sequence[Compartment]) -> Iterator[Metric]:
+def _of_models(models: Sequence[ModelSupervisor]) -> Iterator[Metric]:
     """The counters and histograms of all models, and the gauge of parked requests."""
     named = [(model.model.id, model) for model in models]
     for name, (about, value) in _COUNTERS.items():

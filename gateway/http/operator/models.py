@@ -22,8 +22,8 @@ from gateway.http.wire.command_bodies import ModelBody, ModelListing
 from gateway.http.wire.openapi import NAMES_MODEL, Operation, Query, Routes
 from gateway.memory.estimator import UnreadableFilesError
 from gateway.memory.fitting import LONGEST_CONTEXT_TOKENS, Outline
-from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet
+from gateway.models.model_supervisor import ModelSupervisor
 from gateway.upstreams.upstreams import Way
 
 routes = Routes("OpenAI")
@@ -57,24 +57,24 @@ async def show_model(request: HttpRequest) -> Response:
     return json_response(_body(fleet, fleet.roster.find(model_id, caller), caller))
 
 
-def _body(fleet: Fleet, compartment: Compartment, caller: Caller) -> ModelBody:
-    status = model_status(compartment, fleet)
+def _body(fleet: Fleet, supervisor: ModelSupervisor, caller: Caller) -> ModelBody:
+    status = model_status(supervisor, fleet)
     sees_prompts = caller.admin or fleet.settings.prompt_cache.shared
     return ModelBody(
         id=status.id,
-        aliases=compartment.model.settings.aliases,
+        aliases=supervisor.model.settings.aliases,
         object="model",
         created=int(fleet.started_at),
         owned_by="bulkhead",
         type="model",
         display_name=status.id,
         created_at=datetime.fromtimestamp(int(fleet.started_at), UTC).isoformat(),
-        input_modalities=["text", "image"] if compartment.model.settings.pictures else ["text"],
+        input_modalities=["text", "image"] if supervisor.model.settings.pictures else ["text"],
         state=status.state,
         reason=status.reason,
         max_model_len=status.context_tokens,
         last_used_at=status.last_used_at,
-        abilities=None if compartment.model.is_command else compartment.traffic.abilities,
+        abilities=None if supervisor.model.is_command else supervisor.traffic.abilities,
         floor_bytes=status.floor_bytes,
         lent_bytes=status.lent_bytes,
         wanted_bytes=status.wanted_bytes,
@@ -82,7 +82,7 @@ def _body(fleet: Fleet, compartment: Compartment, caller: Caller) -> ModelBody:
         active_requests=status.active_requests,
         queue_depth=status.queue_depth,
         via=(fleet.upstreams.instance,),
-        default_parameters=compartment.model.settings.defaults.given,
+        default_parameters=supervisor.model.settings.defaults.given,
     )
 
 
@@ -161,29 +161,31 @@ async def _asked(fleet: Fleet, name: str, caller: Caller) -> Connection:
             if way.offer is not None:
                 tokens = way.offer.max_model_len or ModelSettings("").context_tokens
                 return Connection("", name, tokens, of_upstream=True)
-    compartment = fleet.roster.find(name, caller)
-    own = await _outline(fleet, compartment, LONGEST_CONTEXT_TOKENS)
+    supervisor = fleet.roster.find(name, caller)
+    own = await _outline(fleet, supervisor, LONGEST_CONTEXT_TOKENS)
     return Connection(
         "",
-        compartment.model.id,
-        await _context_tokens(fleet, compartment),
+        supervisor.model.id,
+        await _context_tokens(fleet, supervisor),
         own_context_tokens=0 if own is None else own.context_tokens,
     )
 
 
-async def _context_tokens(fleet: Fleet, compartment: Compartment) -> int:
+async def _context_tokens(fleet: Fleet, supervisor: ModelSupervisor) -> int:
     """The context in force; of a model that isn't loaded, the one it would be loaded with."""
-    worker = compartment.worker
+    worker = supervisor.worker
     if worker is not None and worker.report.context_tokens is not None:
         return worker.report.context_tokens
-    configured_tokens = compartment.model.settings.context_tokens
-    outline = await _outline(fleet, compartment, configured_tokens)
+    configured_tokens = supervisor.model.settings.context_tokens
+    outline = await _outline(fleet, supervisor, configured_tokens)
     return configured_tokens if outline is None else outline.granted_context_tokens
 
 
-async def _outline(fleet: Fleet, compartment: Compartment, context_tokens: int) -> Outline | None:
+async def _outline(
+    fleet: Fleet, supervisor: ModelSupervisor, context_tokens: int
+) -> Outline | None:
     """The estimate with this context; None if the files don't tell."""
     try:
-        return (await fleet.scheduler.forecast(compartment.model_memory, context_tokens)).outline
+        return (await fleet.scheduler.forecast(supervisor.model_memory, context_tokens)).outline
     except UnreadableFilesError:
         return None

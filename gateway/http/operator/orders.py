@@ -22,9 +22,9 @@ from gateway.http.wire.command_bodies import ModelStatus, OrderOptions, Status, 
 from gateway.http.wire.openapi import LOADS, Operation, Query, Routes
 from gateway.memory.estimator import UnreadableFilesError
 from gateway.memory.forecast import Forecast
-from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet
 from gateway.models.lifecycle import State
+from gateway.models.model_supervisor import ModelSupervisor
 from gateway.models.reload import Reloader
 from gateway.system.refusal import Refusal
 
@@ -60,35 +60,35 @@ async def show_status(request: HttpRequest) -> Response:
 
 @routes.post("/models/{model_id:path}/load", _order("Load a model"))
 async def load(request: HttpRequest) -> Response:
-    compartment, options = await _target(request)
+    supervisor, options = await _target(request)
     request.app.state.fleet.check_serves()
     if isinstance(options.context_tokens, int):
         reloader: Reloader = request.app.state.reloader
-        await reloader.lengthen(compartment.model.id, options.context_tokens)
-    compartment.load()
-    return await _after_load(request, compartment, options)
+        await reloader.lengthen(supervisor.model.id, options.context_tokens)
+    supervisor.load()
+    return await _after_load(request, supervisor, options)
 
 
 @routes.post("/models/{model_id:path}/unload", _order("Unload a model"))
 async def unload(request: HttpRequest) -> Response:
-    compartment, options = await _target(request)
-    await _end(compartment, options, partial(compartment.unload, hold=options.hold))
-    return json_response(model_status(compartment, request.app.state.fleet))
+    supervisor, options = await _target(request)
+    await _end(supervisor, options, partial(supervisor.unload, hold=options.hold))
+    return json_response(model_status(supervisor, request.app.state.fleet))
 
 
 @routes.post("/models/{model_id:path}/restart", _order("Restart a model"))
 async def restart(request: HttpRequest) -> Response:
-    compartment, options = await _target(request)
+    supervisor, options = await _target(request)
     request.app.state.fleet.check_serves()
-    await _end(compartment, options, compartment.restart)
-    return await _after_load(request, compartment, options)
+    await _end(supervisor, options, supervisor.restart)
+    return await _after_load(request, supervisor, options)
 
 
 @routes.post("/models/{model_id:path}/kill", _order("Kill a model"))
 async def kill(request: HttpRequest) -> Response:
-    compartment, options = await _target(request)
-    await _end(compartment, options, compartment.kill)
-    return json_response(model_status(compartment, request.app.state.fleet))
+    supervisor, options = await _target(request)
+    await _end(supervisor, options, supervisor.kill)
+    return json_response(model_status(supervisor, request.app.state.fleet))
 
 
 @routes.post(
@@ -103,8 +103,8 @@ async def clear_prompts(request: HttpRequest) -> Response:
     """Clear the cached prompts of all models, or of one."""
     fleet: Fleet = request.app.state.fleet
     if "model_id" in request.path_params:
-        compartment = _compartment(request)
-        cleared = await fleet.prompts.clear([compartment], compartment.model.id)
+        supervisor = _supervisor(request)
+        cleared = await fleet.prompts.clear([supervisor], supervisor.model.id)
     else:
         cleared = await fleet.prompts.clear(fleet.roster.everyone)
     if not cleared.failures:
@@ -128,11 +128,11 @@ async def clear_prompts(request: HttpRequest) -> Response:
 async def estimate(request: HttpRequest) -> Response:
     """Forecast the result of a load. Nothing is loaded."""
     fleet: Fleet = request.app.state.fleet
-    compartment = _compartment(request)
-    configured_tokens = compartment.model.settings.context_tokens
+    supervisor = _supervisor(request)
+    configured_tokens = supervisor.model.settings.context_tokens
     tokens = max(1, read_count(request, "context_tokens", configured_tokens))
     try:
-        return json_response(await fleet.scheduler.forecast(compartment.model_memory, tokens))
+        return json_response(await fleet.scheduler.forecast(supervisor.model_memory, tokens))
     except UnreadableFilesError as error:
         raise Refusal("model_unavailable", str(error)) from error
 
@@ -168,19 +168,19 @@ async def upgrade(request: HttpRequest) -> Response:
     return json_response(await replace())
 
 
-def _compartment(request: HttpRequest) -> Compartment:
+def _supervisor(request: HttpRequest) -> ModelSupervisor:
     fleet: Fleet = request.app.state.fleet
     return fleet.roster.find(request.path_params["model_id"], caller_of(request))
 
 
-async def _target(request: HttpRequest) -> tuple[Compartment, OrderOptions]:
+async def _target(request: HttpRequest) -> tuple[ModelSupervisor, OrderOptions]:
     options = await read_json(request, OrderOptions, optional=True)
     request.app.state.fleet.check_decides()
-    return _compartment(request), options
+    return _supervisor(request), options
 
 
 async def _after_load(
-    request: HttpRequest, compartment: Compartment, options: OrderOptions
+    request: HttpRequest, supervisor: ModelSupervisor, options: OrderOptions
 ) -> Response:
     """Answer with the model's status; if the options say so, wait for the end of the load first.
 
@@ -188,27 +188,25 @@ async def _after_load(
         Refusal: the load has ended, and the model is not ready.
     """
     if options.wait:
-        await compartment.condition.until(lambda: compartment.state in _SETTLED)
-        if compartment.state is not State.READY:
-            raise compartment.condition.failure or Refusal(
+        await supervisor.condition.until(lambda: supervisor.state in _SETTLED)
+        if supervisor.state is not State.READY:
+            raise supervisor.condition.failure or Refusal(
                 "model_unavailable",
-                f"{compartment.model.id!r} is {compartment.state}: another order came later.",
+                f"{supervisor.model.id!r} is {supervisor.state}: another order came later.",
             )
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FIRST_READING_S):
-                await compartment.until_measured()
-    return json_response(model_status(compartment, request.app.state.fleet))
+                await supervisor.until_measured()
+    return json_response(model_status(supervisor, request.app.state.fleet))
 
 
 class _Order(Protocol):
     def __call__(self, *, force: bool) -> None: ...
 
 
-async def _end(compartment: Compartment, options: OrderOptions, order: _Order) -> None:
+async def _end(supervisor: ModelSupervisor, options: OrderOptions, order: _Order) -> None:
     """Give an order that ends the model's worker; if the options say so, wait for its end."""
-    worker = compartment.worker
+    worker = supervisor.worker
     order(force=options.force)
     if options.wait and worker is not None:
-        await compartment.condition.until(
-            lambda: compartment.worker is not worker or worker.given_up
-        )
+        await supervisor.condition.until(lambda: supervisor.worker is not worker or worker.given_up)

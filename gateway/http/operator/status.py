@@ -41,9 +41,9 @@ from gateway.http.wire.command_bodies import (
     WorkerStatus,
 )
 from gateway.http.wire.openapi import NAMES_MODEL, Operation, Query, Routes
-from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet, Phase
 from gateway.models.lifecycle import State
+from gateway.models.model_supervisor import ModelSupervisor
 from gateway.requests.request import Request, Terms
 from gateway.system.memory_reading import Footprint
 from gateway.system.refusal import Refusal
@@ -72,7 +72,7 @@ def gateway_status(fleet: Fleet, configuration: Configuration) -> Status:
         prompt_cache=_together([each.prompt_cache for each in models], fleet),
         models=models,
         hosts=[_host_status(each) for each in fleet.hosts.readings.values()],
-        groups=[_group_status(each, fleet) for each in fleet.scheduler.admission.ledger.groups.all],
+        groups=[_group_status(each, fleet) for each in fleet.scheduler.ledger.groups.all],
         upstreams=[_upstream_status(each) for each in fleet.upstreams.by_name.values()],
         instance=fleet.upstreams.instance,
     )
@@ -131,7 +131,7 @@ def _host_status(reading: RemoteReading) -> HostStatus:
 
 
 def _group_status(group: Group, fleet: Fleet) -> GroupStatus:
-    ledger = fleet.scheduler.admission.ledger
+    ledger = fleet.scheduler.ledger
     loaded = tuple(each for each in group.models if ledger.has_room(each))
     return GroupStatus(
         id=group.name,
@@ -140,7 +140,7 @@ def _group_status(group: Group, fleet: Fleet) -> GroupStatus:
         swap=group.swap,
         reserve=group.reserve,
         loaded=loaded,
-        kept_bytes=ledger.kept_for(group) if group.reserve else 0,
+        kept_bytes=ledger.reserved_for(group) if group.reserve else 0,
         reason=_incomplete(group, loaded, fleet) if group.together else None,
     )
 
@@ -150,60 +150,60 @@ def _incomplete(group: Group, loaded: tuple[str, ...], fleet: Fleet) -> str | No
     missing = [each for each in group.models if each not in loaded]
     if not loaded or not missing:
         return None
-    compartments = fleet.roster.configured
+    supervisors = fleet.roster.configured
     found = (
-        f"{each} {compartments[each].condition.describe()}"
+        f"{each} {supervisors[each].condition.describe()}"
         for each in missing
-        if each in compartments
+        if each in supervisors
     )
     return "; ".join(found) or None
 
 
-def model_status(compartment: Compartment, fleet: Fleet) -> ModelStatus:
-    worker = compartment.worker
-    estimated = fleet.scheduler.estimate_of(compartment.model.id)
-    allocation = fleet.scheduler.admission.ledger.allocation(compartment.model.id)
-    guesses = compartment.traffic.meter.guesses
+def model_status(supervisor: ModelSupervisor, fleet: Fleet) -> ModelStatus:
+    worker = supervisor.worker
+    estimated = fleet.scheduler.estimate_of(supervisor.model.id)
+    allocation = fleet.scheduler.ledger.allocation(supervisor.model.id)
+    guesses = supervisor.traffic.meter.guesses
     return ModelStatus(
-        id=compartment.model.id,
-        state=compartment.state,
-        reason=compartment.condition.reason or _remark(compartment, fleet),
-        failure=compartment.condition.trouble,
-        pinned=compartment.model.settings.pinned,
-        queue_depth=compartment.traffic.queue.waiting,
-        oldest_waiting_s=compartment.traffic.oldest_waiting_s,
-        active_requests=compartment.traffic.queue.running,
-        oldest_active_s=compartment.traffic.oldest_running_s,
+        id=supervisor.model.id,
+        state=supervisor.state,
+        reason=supervisor.condition.reason or _remark(supervisor, fleet),
+        failure=supervisor.condition.trouble,
+        pinned=supervisor.model.settings.pinned,
+        queue_depth=supervisor.traffic.queue.waiting,
+        oldest_waiting_s=supervisor.traffic.oldest_waiting_s,
+        active_requests=supervisor.traffic.queue.running,
+        oldest_active_s=supervisor.traffic.oldest_running_s,
         estimate_bytes=None if estimated is None else estimated.whole_bytes,
         floor_bytes=None if allocation is None else allocation.floor_bytes,
         lent_bytes=None if allocation is None else allocation.lent_bytes,
         returning_bytes=None if allocation is None else allocation.returning_bytes,
         wanted_bytes=None if allocation is None else allocation.need.wanted_bytes,
         context_tokens=None if worker is None else worker.report.context_tokens,
-        last_used_at=compartment.traffic.use.last_at,
-        prompt_cache=_prompt_cache_status(compartment, fleet),
+        last_used_at=supervisor.traffic.use.last_at,
+        prompt_cache=_prompt_cache_status(supervisor, fleet),
         worker=None if worker is None else _worker_status(worker),
-        restarts=compartment.recovery.restarts,
-        last_exit=compartment.recovery.last_exit,
-        repeated_deaths=compartment.recovery.deaths.repeated(asyncio.get_running_loop().time()),
+        restarts=supervisor.recovery.restarts,
+        last_exit=supervisor.recovery.last_exit,
+        repeated_deaths=supervisor.recovery.deaths.repeated(asyncio.get_running_loop().time()),
         guesses=GuessesStatus(
             guesses.accepted,
             guesses.rejected,
             _rate(guesses.accepted + guesses.rejected, guesses.accepted),
         ),
-        sharers=[SharerStatus(*each) for each in compartment.traffic.queue.sharers()],
-        command=compartment.model.is_command,
+        sharers=[SharerStatus(*each) for each in supervisor.traffic.queue.sharers()],
+        command=supervisor.model.is_command,
     )
 
 
-def _remark(compartment: Compartment, fleet: Fleet) -> str | None:
+def _remark(supervisor: ModelSupervisor, fleet: Fleet) -> str | None:
     """A remark on a model that has no failure: on its disk, its memory, or how it runs."""
-    worker, disk = compartment.worker, fleet.disks.remark(compartment)
-    if disk is not None or worker is None or compartment.state is not State.READY:
+    worker, disk = supervisor.worker, fleet.disks.remark(supervisor)
+    if disk is not None or worker is None or supervisor.state is not State.READY:
         return disk
     requests = worker.report.short_of_memory
     elsewhere = None if worker.followers is None else worker.followers.reservation.remark(requests)
-    memory = elsewhere or fleet.scheduler.remark(compartment.model.id, requests)
+    memory = elsewhere or fleet.scheduler.remark(supervisor.model.id, requests)
     if memory is None and worker.report.alone:
         return f"requests run one at a time: {worker.report.alone}"
     return memory
@@ -237,11 +237,11 @@ def _ranks(worker: Worker) -> Iterator[RankStatus]:
         yield RankStatus(each.rank, each.host.name, pid, each.footprint_bytes)
 
 
-def _prompt_cache_status(compartment: Compartment, fleet: Fleet) -> PromptCacheStatus:
-    worker, traffic = compartment.worker, compartment.traffic
+def _prompt_cache_status(supervisor: ModelSupervisor, fleet: Fleet) -> PromptCacheStatus:
+    worker, traffic = supervisor.worker, supervisor.traffic
     return PromptCacheStatus(
         memory_bytes=0 if worker is None else worker.memory.prompt_cache_bytes,
-        disk_bytes=fleet.prompts.of(compartment.model.id),
+        disk_bytes=fleet.prompts.of(supervisor.model.id),
         prompt_tokens=traffic.prompt_tokens,
         cached_tokens=traffic.cached_tokens,
         hit_rate=_rate(traffic.prompt_tokens, traffic.cached_tokens),
@@ -270,7 +270,7 @@ def _rate(all_tokens: int, tokens: int) -> float | None:
 
 def _memory_status(fleet: Fleet) -> MemoryStatus:
     host, card = fleet.readings.host, fleet.readings.card
-    ledger = fleet.scheduler.admission.ledger
+    ledger = fleet.scheduler.ledger
     footprint_bytes = _sum(each.memory.footprint for each in fleet.workers)
     gateway_bytes = _sum([fleet.readings.footprint])
     in_machine = (each.memory.footprint for each in fleet.workers if not _on_card(each))
@@ -376,7 +376,7 @@ async def readyz(request: HttpRequest) -> Response:
 async def health(request: HttpRequest) -> Response:
     fleet: Fleet = request.app.state.fleet
     caller = caller_of(request)
-    compartments = fleet.roster.visible(caller)
+    supervisors = fleet.roster.visible(caller)
     deep: DeepHealth | UnsetType = UNSET
     if (name := request.query_params.get("deep")) is not None:
         if not caller.admin:
@@ -389,7 +389,7 @@ async def health(request: HttpRequest) -> Response:
     faults = fleet.faults.recent(time.time())
     body = Health(
         status="degraded"
-        if failed or faults or any(each.state in _DEGRADED for each in compartments)
+        if failed or faults or any(each.state in _DEGRADED for each in supervisors)
         else "ok",
         version=VERSION,
         uptime_s=fleet.uptime_s,
@@ -399,7 +399,7 @@ async def health(request: HttpRequest) -> Response:
                 each.state,
                 None if each.worker is None else each.worker.report.last_step_age_s,
             )
-            for each in compartments
+            for each in supervisors
         ],
         faults=faults if caller.admin or caller.reads else [],
         deep=deep,
@@ -411,46 +411,46 @@ async def health(request: HttpRequest) -> Response:
 _FRESH_S: Final = 10.0
 
 
-async def _generate_token(fleet: Fleet, compartment: Compartment, limit_s: float) -> DeepHealth:
+async def _generate_token(fleet: Fleet, supervisor: ModelSupervisor, limit_s: float) -> DeepHealth:
     """Check that a model generates one token, or a vector or a score if it makes no text. A model
     that isn't loaded fails the check, and is not loaded for it.
     """
     began = time.monotonic()
     reason: str | None = None
-    if compartment.state is not State.READY:
-        reason = f"it is {compartment.state}"
-    elif compartment.model.is_command:
-        reason = _silence(compartment)
+    if supervisor.state is not State.READY:
+        reason = f"it is {supervisor.state}"
+    elif supervisor.model.is_command:
+        reason = _silence(supervisor)
     else:
-        task = _probe(compartment)
+        task = _probe(supervisor)
         generation = Request(task, Terms(deadline_s=limit_s, probe=True), fleet.now())
         try:
-            fleet.submit(compartment, generation)
+            fleet.submit(supervisor, generation)
             async with asyncio.timeout(limit_s):
                 while not generation.over:
-                    await generation.take()
+                    await generation.next_piece()
         except Refusal as refusal:
             reason = refusal.message
         except TimeoutError:
             reason = f"no token within {limit_s:g} s"
         finally:
             if not generation.over:
-                compartment.traffic.cancel(generation)
-    return DeepHealth(compartment.model.id, reason is None, time.monotonic() - began, reason)
+                supervisor.traffic.cancel(generation)
+    return DeepHealth(supervisor.model.id, reason is None, time.monotonic() - began, reason)
 
 
-def _silence(compartment: Compartment) -> str | None:
+def _silence(supervisor: ModelSupervisor) -> str | None:
     """Why the server of a command counts as silent; None: it has answered just now."""
-    worker = compartment.worker
+    worker = supervisor.worker
     age_s = None if worker is None else worker.report.last_step_age_s
     if age_s is not None and age_s < _FRESH_S:
         return None
     return "its server doesn't answer on its health path"
 
 
-def _probe(compartment: Compartment) -> Task:
+def _probe(supervisor: ModelSupervisor) -> Task:
     hello, request_id = TextPrompt("Hello"), uuid.uuid4().hex
-    abilities = compartment.traffic.abilities
+    abilities = supervisor.traffic.abilities
     if abilities is None or "text" in abilities:
         return Generate(
             request_id=request_id,

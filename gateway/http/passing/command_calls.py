@@ -122,7 +122,7 @@ class CommandCall(ModelCall):
         terms = self.terms(None, None, {})
         self._request = Request(Passage(unique(terms.id)), terms, self.fleet.now())
         self.count([self._request])
-        self.fleet.submit(self.compartment, self._request)
+        self.fleet.submit(self.supervisor, self._request)
 
     @asynccontextmanager
     async def open_answer(
@@ -135,7 +135,7 @@ class CommandCall(ModelCall):
             finally:
                 answer.close()
         finally:
-            self.compartment.traffic.passed(self._request, usage.spent)
+            self.supervisor.traffic.end_passage(self._request, usage.spent)
 
     async def _first_answer(self, outbound: OutboundRequest) -> Answer:
         """Raises: AnswerError, Refusal."""
@@ -151,10 +151,10 @@ class CommandCall(ModelCall):
                 if error.sent or tries >= _TRIES:
                     raise
             request = self._request
-            self.compartment.traffic.passed(request, None)
+            self.supervisor.traffic.end_passage(request, None)
             await asyncio.sleep(_AGAIN_S)
             self._request = Request(request.task, request.terms, request.arrived_at)
-            self.fleet.submit(self.compartment, self._request)
+            self.fleet.submit(self.supervisor, self._request)
 
     async def _ask(self, place: str, outbound: OutboundRequest) -> Answer:
         """Raises: AnswerError, Refusal."""
@@ -177,6 +177,6 @@ class CommandCall(ModelCall):
 async def _until_turn(request: Request) -> str:
     """Wait until the request may be passed on. Returns the server's place."""
     while True:
-        for part in (await request.take()).parts:
+        for part in (await request.next_piece()).parts:
             if isinstance(part, Text):
                 return part.text

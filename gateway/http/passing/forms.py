@@ -129,11 +129,11 @@ class Form:
     async def _store(self, piece: bytes) -> None:
         budget = self._files.budget
         # A form leaves as much room as it takes, so that large ones don't keep small ones out.
-        if self._size + len(piece) > budget.left_bytes or not budget.take(len(piece)):
+        if self._size + len(piece) > budget.left_bytes or not budget.reserve(len(piece)):
             raise _no_room(f"all forms together would take too much of {_ALL_BYTES >> 30} GiB")
         self._size += len(piece)
         await self._files.run(partial(self._file.write, piece))
-        self._share.pass_on(len(piece))
+        self._share.release_part(len(piece))
 
     def length(self, model: str) -> int:
         """The length of the body with this model in place of the client's."""

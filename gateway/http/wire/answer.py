@@ -22,7 +22,7 @@ from gateway.http.wire.errors import (
     note_refusal,
 )
 from gateway.http.wire.exchange import direct_writer_of
-from gateway.models.compartment import Compartment
+from gateway.models.model_supervisor import ModelSupervisor
 from gateway.requests.choices import Choice, Choices, Format, pieces
 from gateway.requests.request import AnswerPiece, ClientGoneError, Request
 from gateway.system.refusal import Refusal
@@ -126,9 +126,9 @@ class Reply(Response):
     A failure before the first byte is a plain error response.
     """
 
-    def __init__(self, compartment: Compartment, requests: Sequence[Request]) -> None:
+    def __init__(self, supervisor: ModelSupervisor, requests: Sequence[Request]) -> None:
         self.background = None
-        self._compartment = compartment
+        self._supervisor = supervisor
         self._requests = requests
 
     async def write(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -161,7 +161,7 @@ class Reply(Response):
     def _cancel(self) -> None:
         for each in self._requests:
             if not each.over:
-                self._compartment.traffic.cancel(each)
+                self._supervisor.traffic.cancel(each)
 
 
 async def until_gone(receive: Receive) -> None:
@@ -177,7 +177,7 @@ class Answer(Reply):
 
     def __init__(
         self,
-        compartment: Compartment,
+        supervisor: ModelSupervisor,
         requests: Sequence[Request],
         form: Format,
         *,
@@ -190,7 +190,7 @@ class Answer(Reply):
         are for an answer, not for an error. `complete` is awaited when the whole answer has come,
         before its end is sent to the client.
         """
-        super().__init__(compartment, requests)
+        super().__init__(supervisor, requests)
         self._form = form
         prompts = sum(each.prompt_counts for each in requests)
         self._choices = Choices(requests, form, len(requests) // prompts)
@@ -211,7 +211,7 @@ class Answer(Reply):
         try:
             async with aclosing(pieces(self._requests)) as arriving:
                 async for index, piece in arriving:
-                    self._choices.keep(index, piece)
+                    self._choices.store(index, piece)
         except Refusal as refusal:
             await error_response(refusal, scope["path"])(scope, receive, send)
             return

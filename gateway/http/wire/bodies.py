@@ -215,7 +215,7 @@ async def beside_the_loop(
 
 def take_decoded(share: Share, text: bytes | bytearray) -> None:
     """Take the memory of a decoded JSON text from the share. Raises: Refusal: there is no room."""
-    share.take(_count_brackets(text) * _BRACKET_BYTES)
+    share.reserve(_count_brackets(text) * _BRACKET_BYTES)
 
 
 def _count_brackets(text: bytes | bytearray) -> int:

@@ -107,7 +107,7 @@ class _CompressedBody:
         """
         while not self._ended:
             if piece := next(self._pieces, b""):
-                self._share.take(len(piece))
+                self._share.reserve(len(piece))
                 await asyncio.sleep(0)
                 return {"type": "http.request", "body": piece, "more_body": True}
             if self._all_came:
@@ -135,7 +135,7 @@ class _CompressedBody:
                 encoded = self._stream.unused_data if self._stream.eof else b""
         except _error_of(self._coding) as error:
             raise self._invalid(str(error)) from error
-        self._share.pass_on(came_bytes)
+        self._share.release_part(came_bytes)
 
     def _invalid(self, reason: str) -> Refusal:
         if self._goes_on:

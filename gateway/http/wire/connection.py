@@ -256,7 +256,7 @@ class Connection(HttpToolsProtocol):
             return
         self.timeouts.received(len(body))
         try:
-            exchange.share.take(len(body))
+            exchange.share.reserve(len(body))
         except Refusal as refusal:
             exchange.fail(refusal)
             return

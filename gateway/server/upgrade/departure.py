@@ -71,7 +71,7 @@ class Departure:
         self._tasks.start(self._listen(), "successor")
         self._server.stop_listening()
         await self._parts.recorder.stop()
-        for incarnation, begun in await self._parts.fleet.leave():
+        for incarnation, begun in await self._parts.fleet.release():
             messages.send(Released(incarnation, begun))
         self._parts.mailbox.give_up_waiting()
         self._parts.limiter.next_gateway = self._give_connection

@@ -87,7 +87,7 @@ class Relay:
                 request, now = self._requests[number], self._loop.time()
                 if request.timing.queue_s is None:
                     request.timing.queue_s = now - request.arrived_at
-                request.timing.begin(now)
+                request.timing.sent(now)
                 request.start(now)
             case Delivered(number=number, delta=delta) if number in self._requests:
                 request = self._requests[number]
@@ -201,9 +201,9 @@ class RelayedRequests:
         request = self._requests.pop(number, None)
         if request is None or request.over:
             return
-        for compartment in fleet.roster.everyone:
-            if compartment.model.id == request.model_id:
-                compartment.traffic.cancel(request)
+        for supervisor in fleet.roster.everyone:
+            if supervisor.model.id == request.model_id:
+                supervisor.traffic.cancel(request)
 
     def cancel_all(self, fleet: Fleet) -> None:
         """Cancel all requests, as the earlier gateway has gone."""

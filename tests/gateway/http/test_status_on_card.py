@@ -29,7 +29,7 @@ def _fleet(card: CardMemory | None, *workers: Footprint | None) -> Any:
         ),
         workers=[SimpleNamespace(memory=SimpleNamespace(footprint=each)) for each in workers],
         spares=[],
-        scheduler=SimpleNamespace(admission=SimpleNamespace(ledger=ledger)),
+        scheduler=SimpleNamespace(ledger=ledger),
     )
 
 

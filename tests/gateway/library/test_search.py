@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.library.findings import WELL_KNOWN, Candidate, Room, rank_candidates, well_known
+from gateway.library.findings import WELL_KNOWN, Room, rank_candidates, well_known
 from gateway.library.hub_process import (
     HubError,
     HubFailure,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.memory.admission import Admission
-from gateway.memory.allocation import MemoryNeed
+from gateway.memory.allocation import MemoryNeed, WorkerReading
 from gateway.memory.ledger import Decision, LimitChange
 
 # Above what the account takes for noise.
@@ -52,7 +52,7 @@ class Account(Admission):
         self.claim(name, floor, priority, at, pinned=pinned)
         assert name in {each.model_id for each in self.decide(at)}
         self.ready(name, at, reload_s=reload_s)
-        self.note(name, priority=priority, busy=busy, last_used=last_used)
+        self.record_use(name, priority=priority, busy=busy, last_used=last_used)
         self.need(name, used, wanted, least, held=held, prompt=prompt)
         self.obey(self.decide(at))
         self.footprint(name, max(floor, used))
@@ -82,13 +82,20 @@ class Account(Admission):
             cache * UNIT,
             cache_wanted * UNIT,
         )
-        self.note_need(name, need, allocation.kept_bytes)
+        self.record_need(name, need, allocation.obeyed_bytes)
 
     def footprint(self, name: str, size: float) -> None:
         """As a reading says that begins now."""
         allocation = self.ledger.allocation(name)
         assert allocation is not None
-        self.note_footprint(name, int(size * UNIT), allocation.kept_bytes)
+        self.record(name, reading_of(int(size * UNIT), allocation.obeyed_bytes))
+
+    def grow_beside(self, name: str, more: int) -> None:
+        """As a reading says of a worker that holds so much more beside MLX's account."""
+        allocation = self.ledger.allocation(name)
+        size = 0 if allocation is None else allocation.footprint_bytes
+        limit = 0 if allocation is None else allocation.read_at_bytes
+        self.record(name, WorkerReading(size, size, limit, more * UNIT))
 
     def obey(self, decisions: list[Decision]) -> None:
         """Every worker keeps to the limit that it was told."""
@@ -96,7 +103,7 @@ class Account(Admission):
             if isinstance(each, LimitChange):
                 allocation = self.ledger.allocation(each.model_id)
                 assert allocation is not None
-                self.note_need(each.model_id, allocation.need, each.limit_bytes)
+                self.record_need(each.model_id, allocation.need, each.limit_bytes)
 
     def limit(self, name: str) -> float:
         allocation = self.ledger.allocation(name)
@@ -106,6 +113,11 @@ class Account(Admission):
     @property
     def free(self) -> float:
         return self.ledger.free_bytes / UNIT
+
+
+def reading_of(footprint_bytes: int, limit_bytes: int) -> WorkerReading:
+    """A reading that began while the worker kept to this limit."""
+    return WorkerReading(footprint_bytes, footprint_bytes, limit_bytes)
 
 
 def lends(name: str, size: float) -> LimitChange:

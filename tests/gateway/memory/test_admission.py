@@ -8,7 +8,15 @@ from gateway.memory.admission_round import OVERGROWN_S
 from gateway.memory.allocation import MemoryNeed
 from gateway.memory.ledger import Admit, Evict, LimitChange, Refuse, Replace, Unanswered
 from gateway.memory.loans import IDLE_LOAN_S, REBALANCE_S, RECALL_S
-from tests.gateway.memory.account import LATER, PATIENCE_S, UNIT, Account, lends, recalls
+from tests.gateway.memory.account import (
+    LATER,
+    PATIENCE_S,
+    UNIT,
+    Account,
+    lends,
+    reading_of,
+    recalls,
+)
 
 
 def admits(name: str, floor: int) -> Admit:
@@ -110,7 +118,7 @@ class TestRoomForALoad:
         decided = account.decide(LATER)
         assert decided == [recalls("pinned", 40), Evict("idle", "new", busy=False)]
         account.claim("huge", 71)
-        account.note("huge", priority=9, busy=True, last_used=0.0)
+        account.record_use("huge", priority=9, busy=True, last_used=0.0)
         assert account.decide(LATER) == [Refuse("huge", 71 * UNIT, 70 * UNIT)]
         assert [each.model_id for each in account.claims] == ["new"]
         account.pin("pinned", pinned=False)
@@ -180,12 +188,12 @@ class TestRoomForALoad:
 
     def test_who_was_just_loaded_keeps_its_place(self) -> None:
         """For a quarter of the patience, or as long as its load took."""
-        for reload_s, kept_s in ((0.0, 2.5), (7.0, 7.0)):
+        for reload_s, protected_s in ((0.0, 2.5), (7.0, 7.0)):
             account = Account()
             account.load("busy", 80, busy=True, at=LATER, reload_s=reload_s)
             account.claim("new", 40, priority=1)
-            assert account.decide(LATER + kept_s - 0.1) == []
-            assert account.decide(LATER + kept_s) == [Evict("busy", "new", busy=True)]
+            assert account.decide(LATER + protected_s - 0.1) == []
+            assert account.decide(LATER + protected_s) == [Evict("busy", "new", busy=True)]
 
     def test_while_it_keeps_its_place_its_first_row_stays(self) -> None:
         account = Account()
@@ -274,7 +282,7 @@ class TestRoomForALoad:
         assert account.decide(LATER + 9) == [admits("a", 4), admits("b", 4)]
         account.gone("a")
         assert account.decide(LATER + PATIENCE_S) == [admits("d", 4)]
-        account.note("c", priority=-1, busy=True, last_used=0.0)
+        account.record_use("c", priority=-1, busy=True, last_used=0.0)
         account.claim("e", 4, 0, LATER + 10)
         account.gone("b")
         assert account.decide(LATER + 10) == [admits("e", 4)]
@@ -297,7 +305,7 @@ class TestRoomForALoad:
     def test_what_a_loaded_model_matters_may_change(self) -> None:
         account = Account()
         account.load("a", 80, busy=True)
-        account.note("a", priority=5, busy=True, last_used=LATER)
+        account.record_use("a", priority=5, busy=True, last_used=LATER)
         account.claim("b", 40, priority=1)
         assert account.decide(LATER) == []
 
@@ -342,7 +350,7 @@ class TestRecalls:
         account.need("a", 20)
         account.claim("b", 50)
         assert account.decide(LATER) == [recalls("a", 50)]
-        account.note_need("a", MemoryNeed(20 * UNIT, 20 * UNIT, 0), kept * UNIT)
+        account.record_need("a", MemoryNeed(20 * UNIT, 20 * UNIT, 0), kept * UNIT)
         assert account.decide(LATER) == []
         return account
 
@@ -410,7 +418,7 @@ class TestRecalls:
     def test_who_stands_idle_gives_back_what_nobody_waits_for_any_more(self) -> None:
         """The machine may be short of it."""
         account = self.recalled(kept=80)
-        account.note("a", priority=0, busy=False, last_used=LATER)
+        account.record_use("a", priority=0, busy=False, last_used=LATER)
         account.need("a", 0, cache=70, cache_wanted=70)
         account.withdraw("b")
         assert account.decide(LATER + 1) == []
@@ -449,7 +457,7 @@ class TestRecalls:
 
     def test_a_reading_from_before_its_answer_says_nothing(self) -> None:
         account = self.recalled(kept=50)
-        account.note_footprint("a", 80 * UNIT, 80 * UNIT)
+        account.record("a", reading_of(80 * UNIT, 80 * UNIT))
         assert account.decide(LATER) == []
         account.footprint("a", 50)
         assert account.decide(LATER) == [admits("b", 50)]
@@ -640,10 +648,10 @@ class TestPressure:
     def test_noise_is_no_loan(self) -> None:
         account = Account()
         account.load("a", 10)
-        account.note_need("a", MemoryNeed(0, 10 * UNIT + UNIT // 2, 0), 10 * UNIT)
+        account.record_need("a", MemoryNeed(0, 10 * UNIT + UNIT // 2, 0), 10 * UNIT)
         account.decide(LATER)
         assert account.limit("a") == 10.5
-        account.note_need("a", MemoryNeed(), int(10.5 * UNIT))
+        account.record_need("a", MemoryNeed(), int(10.5 * UNIT))
         assert account.relieve(LATER, all_idle=False) == [Evict("a", None, busy=False)]
 
 
@@ -661,16 +669,16 @@ class TestLoans:
         """A limit that counts it may come before the worker has to put rows aside for it."""
         account = Account()
         account.load("a", 10, busy=True, used=40, wanted=50, least=20)
-        account.note_beside("a", 5 * UNIT)
+        account.grow_beside("a", 5)
         assert account.decide(LATER) == [LimitChange("a", 55 * UNIT, recall=False)]
         allocation = account.ledger.allocation("a")
         assert allocation is not None
         assert allocation.need == MemoryNeed(45 * UNIT, 55 * UNIT, 25 * UNIT)
-        account.note_beside("a", -60 * UNIT)
+        account.grow_beside("a", -60)
         assert allocation.need == MemoryNeed(0, 0, 0)
-        account.note_beside("a", 5 * UNIT)
+        account.grow_beside("a", 5)
         assert allocation.need == MemoryNeed(0, 0, 0), "it has nothing to do"
-        account.note_beside("nobody", 5 * UNIT)
+        account.grow_beside("nobody", 5)
 
     def test_what_somebody_waits_for_is_not(self) -> None:
         account = Account()
@@ -687,7 +695,7 @@ class TestLoans:
         account.need("a", 10, 50)
         assert account.decide(LATER) == []
         account.ready("a", LATER)
-        account.note("a", priority=0, busy=True, last_used=LATER)
+        account.record_use("a", priority=0, busy=True, last_used=LATER)
         assert account.decide(LATER) == [lends("a", 50)]
         account.ending("a")
         account.need("a", 10, 60)
@@ -697,7 +705,7 @@ class TestLoans:
         account = Account()
         account.load("a", 10, busy=True, used=30, wanted=60)
         account.need("a", 0)
-        account.note("a", priority=0, busy=False, last_used=LATER)
+        account.record_use("a", priority=0, busy=False, last_used=LATER)
         assert account.decide(LATER + 1000.0) == []
 
     def test_a_spare_gets_what_has_stood_idle_for_a_while(self) -> None:
@@ -707,7 +715,7 @@ class TestLoans:
         account.obey(account.decide(LATER))
         assert (account.limit("a"), account.ledger.spare_bytes) == (100, 0)
         account.need("a", 0, cache=88)
-        account.note("a", priority=0, busy=False, last_used=LATER)
+        account.record_use("a", priority=0, busy=False, last_used=LATER)
         assert account.decide(LATER + IDLE_LOAN_S - 0.1) == []
         assert account.decide(LATER + IDLE_LOAN_S) == [recalls("a", 98)], "its cache stays"
         account.need("a", 0, cache=50)
@@ -734,7 +742,7 @@ class TestLoans:
         assert told[-1] <= LATER + REBALANCE_S + 1, "limits change without end"
         assert (account.limit("a"), account.limit("b")) == (50, 50)
         account.need("b", 0)
-        account.note("b", priority=0, busy=False, last_used=now)
+        account.record_use("b", priority=0, busy=False, last_used=now)
         for _ in range(3):
             account.obey(account.decide(now))
             account.footprint("b", 10)
@@ -847,7 +855,7 @@ class TestThirst:
             account.decide(LATER + (since or 0.0))
             allocation = account.ledger.allocation("dry")
             assert allocation is not None
-            assert allocation.thirsty_since == (None if since is None else LATER + since)
+            assert allocation.starved_since == (None if since is None else LATER + since)
 
     def test_who_was_just_loaded_has_waited_for_that_too(self) -> None:
         for ready_at, since in ((LATER, 3.0), (LATER - 2.4, 3.0), (LATER - 2.5, LATER)):
@@ -859,7 +867,7 @@ class TestThirst:
             account.decide(LATER)
             allocation = account.ledger.allocation("dry")
             assert allocation is not None
-            assert allocation.thirsty_since == since
+            assert allocation.starved_since == since
 
     def test_it_waits_behind_those_that_it_gives_back_to(self) -> None:
         account = Account()
@@ -893,7 +901,7 @@ class TestThirst:
         assert account.decide(now) == [Evict("b", "a", busy=True)]
         allocation = account.ledger.allocation("a")
         assert allocation is not None
-        assert allocation.placed_at == now
+        assert allocation.protected_at == now
 
     def test_its_place_is_kept_from_when_it_got_what_it_waited_for(self) -> None:
         account = Account()
@@ -1017,23 +1025,23 @@ class TestSpare:
 class TestAttainable:
     def test_pinned_floors_of_others_are_what_is_not(self) -> None:
         account = Account()
-        assert account.attainable_bytes("a") is None
+        assert account.ledger.attainable_bytes("a") is None
         account.load("a", 20)
         account.claim("b", 30, pinned=True)
-        assert account.attainable_bytes("a") == 100 * UNIT
+        assert account.ledger.attainable_bytes("a") == 100 * UNIT
         account.decide(LATER)
-        assert account.attainable_bytes("a") == 70 * UNIT, "it is loading"
-        assert account.attainable_bytes("b") == 100 * UNIT
+        assert account.ledger.attainable_bytes("a") == 70 * UNIT, "it is loading"
+        assert account.ledger.attainable_bytes("b") == 100 * UNIT
         account.ending("b")
-        assert account.attainable_bytes("a") == 100 * UNIT
+        assert account.ledger.attainable_bytes("a") == 100 * UNIT
         account.configure(200 * UNIT, PATIENCE_S, 0)
-        assert account.attainable_bytes("a") == 200 * UNIT
+        assert account.ledger.attainable_bytes("a") == 200 * UNIT
 
     def test_what_may_come_back_counts(self) -> None:
         account = Account()
         account.load("a", 20)
         account.ledger.stranded_bytes, account.ledger.undecided_bytes = 30 * UNIT, 10 * UNIT
-        assert account.attainable_bytes("a") == 80 * UNIT
+        assert account.ledger.attainable_bytes("a") == 80 * UNIT
 
     def test_nobody_waits_for_more(self) -> None:
         account = Account()
@@ -1044,4 +1052,4 @@ class TestAttainable:
         assert account.decide(LATER + 1) == []
         allocation = account.ledger.allocation("dry")
         assert allocation is not None
-        assert allocation.thirsty_since is None
+        assert allocation.starved_since is None

@@ -20,7 +20,7 @@ def _load(
     admission.ask(name, size * GB, 0, 0.0)
     assert Admit(name, size * GB) in admission.decide(0.0)
     admission.ready(name, 0.0)
-    admission.note(name, priority=0, busy=busy, last_used=last_used)
+    admission.record_use(name, priority=0, busy=busy, last_used=last_used)
 
 
 def test_who_holds_memory_asks_for_none() -> None:
@@ -114,14 +114,14 @@ def test_a_shortage_takes_idle_loans_first_and_leaves_what_runs() -> None:
     admission = Admission(100 * GB, 10.0)
     _load(admission, "lender", 10, busy=True)
     _load(admission, "idle", 10)
-    admission.note_need("lender", MemoryNeed(40 * GB, 40 * GB, 10 * GB), 10 * GB)
+    admission.record_need("lender", MemoryNeed(40 * GB, 40 * GB, 10 * GB), 10 * GB)
     admission.decide(1.0)
     noise_bytes = NOISE_BYTES
-    admission.note_need("lender", MemoryNeed(40 * GB - noise_bytes, 40 * GB, 10 * GB), 40 * GB)
+    admission.record_need("lender", MemoryNeed(40 * GB - noise_bytes, 40 * GB, 10 * GB), 40 * GB)
     assert admission.relieve(2.0, all_idle=False) == [Evict("idle", None, busy=False)]
     admission.gone("idle")
     _load(admission, "idle", 10)
-    admission.note_need("lender", MemoryNeed(30 * GB, 40 * GB, 10 * GB), 40 * GB)
+    admission.record_need("lender", MemoryNeed(30 * GB, 40 * GB, 10 * GB), 40 * GB)
     assert admission.relieve(3.0, all_idle=False) == [LimitChange("lender", 30 * GB, recall=True)]
     allocation = admission.ledger.allocation("lender")
     assert allocation is not None
@@ -145,7 +145,7 @@ def test_what_matters_more_comes_first_and_then_who_asked_first() -> None:
         admission.ask(name, 50 * GB, priority, since)
     assert admission.decide(3.0) == [Admit("dear", 50 * GB), Admit("early", 50 * GB)]
     admission.gone("dear")
-    admission.note("late", priority=2, busy=True, last_used=0.0)
+    admission.record_use("late", priority=2, busy=True, last_used=0.0)
     admission.ask("dear", 50 * GB, 1, 4.0)
     assert admission.decide(4.0) == [Admit("late", 50 * GB)]
 

@@ -87,8 +87,8 @@ def test_of_two_that_wait_for_each_others_places_one_keeps_its_own() -> None:
     first, second = account.ledger.allocation("a"), account.ledger.allocation("b")
     assert first is not None
     assert second is not None
-    assert first.placed_at == now
-    assert second.placed_at < now
+    assert first.protected_at == now
+    assert second.protected_at < now
 
 
 def test_what_comes_for_one_and_isnt_needed_is_the_nexts() -> None:
@@ -114,7 +114,7 @@ def test_thirst_counts_anew_after_it_was_stilled() -> None:
     account.decide(LATER + 5)
     allocation = account.ledger.allocation("a")
     assert allocation is not None
-    assert allocation.thirsty_since == LATER + 5
+    assert allocation.starved_since == LATER + 5
 
 
 def test_bytes_that_come_for_others_are_not_its_own() -> None:
@@ -136,7 +136,7 @@ def test_what_one_keeps_comes_for_nobody_else() -> None:
     account.claim("new", 20, priority=1)
     assert account.decide(LATER) == [recalls("dry", 40)]
     account.withdraw("new")
-    account.note("idle", priority=0, busy=False, last_used=0.0)
+    account.record_use("idle", priority=0, busy=False, last_used=0.0)
     account.need("dry", 60, 60, 60)
     account.need("other", 30, 40, 40)
     assert account.decide(LATER) == [lends("dry", 60), Evict("idle", "other", busy=False)]

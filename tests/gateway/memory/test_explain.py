@@ -31,7 +31,7 @@ def test_while_it_gives_back() -> None:
     allocation = ledger.allocation("m")
     assert allocation is not None
     assert explain.returning(ledger, "m") is None
-    allocation.kept_bytes = 5 * GB
+    allocation.obeyed_bytes = 5 * GB
     told = explain.short(ledger, "m", 2)
     assert told is not None
     assert told.endswith("8.0 GB more is wanted, and 1.0 GB are being called back")

@@ -8,9 +8,11 @@ from hypothesis.stateful import initialize
 
 from gateway.config.model import Group, Groups
 from gateway.memory.admission import Admission
+from gateway.memory.admission_round import HOPELESS_S
 from gateway.memory.allocation import Allocation
-from gateway.memory.ledger import Claim, Ledger
+from gateway.memory.ledger import Claim, Decision, Ledger, RefuseSequence
 from gateway.memory.reclaim import Reclaim
+from tests.gateway.memory.account import LATER, UNIT, Account
 from tests.gateway.memory.world import BUDGET, KINDS, MODELS, PATIENCE_S, SPARE, World
 from tests.support.worlds import run_worlds
 
@@ -111,7 +113,7 @@ def _rivals_that_never_part(patch: pytest.MonkeyPatch) -> None:
 
 
 def _room_for_anybody(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Ledger, "kept_beside", lambda _self, _names: 0)
+    patch.setattr(Ledger, "reserved_beside", lambda _self, _names: 0)
 
 
 def _room_that_is_taken(patch: pytest.MonkeyPatch) -> None:
@@ -149,3 +151,36 @@ def test_a_defect_is_caught(defect: object, monkeypatch: pytest.MonkeyPatch) -> 
     # The ledger itself refuses what some defects lead to.
     with pytest.raises((AssertionError, ExceptionGroup, ValueError)):
         run_worlds(Defective, 4000)
+
+
+def test_sequence_that_fits_no_more_is_refused() -> None:
+    """Its model and a member of a group with reserved room have grown beside their sequences."""
+    account = Account()
+    account.arrange([Group("reserved", ("loaded", "other"), False, False, True)])
+    for name, floor in (("other", 30), ("loaded", 20)):
+        account.load(name, floor, busy=True)
+    account.need("loaded", used=20, wanted=60, least=60, held=1)
+    account.obey(account.decide(LATER))
+    assert account.limit("loaded") == 60
+    account.need("other", used=30, wanted=50)
+    account.obey(account.decide(LATER))
+    account.footprint("other", 50)
+    account.need("other", used=30)
+    account.need("loaded", used=20, wanted=75, least=75, held=1)
+    now, decisions = LATER, list[Decision]()
+    while not any(isinstance(decision, RefuseSequence) for decision in decisions):
+        now += 1.0
+        assert now < LATER + 200.0, "the sequence waits for ever"
+        decisions = account.decide(now)
+        account.obey(decisions)
+        account.footprint("other", 50)
+        account.footprint("loaded", 20)
+    assert now - LATER >= HOPELESS_S
+    allocation = account.ledger.allocation("other")
+    assert allocation is not None
+    assert allocation.floor_bytes == 50 * UNIT, "the bytes that the process keeps are its floor"
+    assert decisions == [RefuseSequence("loaded", 75 * UNIT, 50 * UNIT)]
+    account.need("loaded", used=20)
+    assert not any(
+        isinstance(decision, RefuseSequence) for decision in account.decide(now + 2 * HOPELESS_S)
+    )

@@ -44,7 +44,7 @@ def test_and_after_as_long_as_its_load_took() -> None:
 
 def test_nobody_may_have_used_it_meanwhile() -> None:
     account = _wanting()
-    account.note("idle", priority=0, busy=False, last_used=LATER + 1)
+    account.record_use("idle", priority=0, busy=False, last_used=LATER + 1)
     assert account.decide(LATER + SLICE_S) == []
     assert _gone(account.decide(LATER + 1 + SLICE_S)) == ["idle"]
 
@@ -84,11 +84,11 @@ def test_rows_that_grow_are_nobody_who_waits() -> None:
 
 def test_who_is_to_give_back_asks_for_nothing() -> None:
     account = _wanting()
-    account.note("busy", priority=0, busy=True, last_used=LATER)
+    account.record_use("busy", priority=0, busy=True, last_used=LATER)
     account.claim("new", 10)
-    account.note("idle", priority=0, busy=True, last_used=LATER)
+    account.record_use("idle", priority=0, busy=True, last_used=LATER)
     account.decide(LATER)
-    account.note("idle", priority=0, busy=False, last_used=0.0)
+    account.record_use("idle", priority=0, busy=False, last_used=0.0)
     allocation = account.ledger.allocation("busy")
     assert allocation is not None
     assert allocation.recalled_at == LATER

@@ -19,7 +19,7 @@ def _holder(ledger: Ledger, name: str, floor: int) -> Allocation:
 def test_a_floor_is_reserved_before_anything_is_held() -> None:
     ledger = Ledger(100)
     allocation = _holder(ledger, "a", 30)
-    assert allocation == Allocation("a", 3, 7.0, floor_bytes=30, limit_bytes=30, kept_bytes=30)
+    assert allocation == Allocation("a", 3, 7.0, floor_bytes=30, limit_bytes=30, obeyed_bytes=30)
     assert (allocation.pinned, allocation.turn_begins, allocation.short) == (False, True, False)
     assert (allocation.lent_bytes, allocation.idle_loan_bytes, allocation.rows_bytes) == (0, 0, 0)
     # A model that loads is as good as busy, and neither borrows nor goes.
@@ -48,7 +48,7 @@ def test_what_is_committed_is_the_most_that_it_may_come_to(
 ) -> None:
     ledger = Ledger(100)
     allocation = _holder(ledger, "a", 20)
-    allocation.limit_bytes, allocation.kept_bytes = limit, kept
+    allocation.limit_bytes, allocation.obeyed_bytes = limit, kept
     allocation.footprint_bytes, allocation.read_at_bytes = footprint, read_at
     assert (allocation.committed_bytes, ledger.committed_bytes) == (committed, committed)
     assert allocation.returning_bytes == allocation.coming_bytes == ledger.coming_bytes == coming
@@ -138,9 +138,9 @@ def test_a_reserved_model_that_may_not_be_beside_it_leaves_its_room() -> None:
         ledger.floors[name] = floor
         _holder(ledger, name, floor)
     assert ledger.possible_among({"a"}) == 50, "the floor of c, and the room that is kept for b"
-    assert ledger.kept_for(ledger.groups.all[1]) == 0
+    assert ledger.reserved_for(ledger.groups.all[1]) == 0
     ledger.remove("b")
-    assert ledger.kept_for(ledger.groups.all[1]) == 30
+    assert ledger.reserved_for(ledger.groups.all[1]) == 30
 
 
 def test_what_is_given_back_to_it_is_no_recall_any_more() -> None:
@@ -148,7 +148,7 @@ def test_what_is_given_back_to_it_is_no_recall_any_more() -> None:
     allocation = _holder(ledger, "a", 20)
     orders = MemoryOrders(ledger, 3.0)
     orders.lend(allocation, 50)
-    allocation.kept_bytes = allocation.footprint_bytes = allocation.read_at_bytes = 50
+    allocation.obeyed_bytes = allocation.footprint_bytes = allocation.read_at_bytes = 50
     orders.recall(allocation, 30)
     assert (allocation.recalled_at, allocation.returning_bytes) == (3.0, 20)
     orders.lend(allocation, 40)

@@ -21,7 +21,7 @@ def test_prompt_caches_share_what_sequences_leave() -> None:
 def test_an_idle_ones_cache_gets_no_larger() -> None:
     account = Account()
     account.load("a", 10, busy=True, used=30)
-    account.note("a", priority=0, busy=False, last_used=LATER)
+    account.record_use("a", priority=0, busy=False, last_used=LATER)
     account.need("a", 0, cache=15, cache_wanted=50)
     assert account.decide(LATER) == []
     account.load("b", 20, busy=True)
@@ -80,7 +80,7 @@ def test_who_falls_idle_keeps_nothing_that_others_could_use() -> None:
     account.need("a", 70, 90, 10)
     account.need("b", 0)
     assert account.decide(LATER) == [], "it has more than three quarters, and rows come and go"
-    account.note("b", priority=0, busy=False, last_used=LATER)
+    account.record_use("b", priority=0, busy=False, last_used=LATER)
     assert account.decide(LATER + QUIET_S - 0.1) == [], "the next request may be on its way"
     assert account.decide(LATER + QUIET_S) == [recalls("b", 10)]
     account.obey([recalls("b", 10)])
@@ -92,7 +92,7 @@ def test_where_one_that_stands_idle_has_enough_the_other_keeps_its_own() -> None
     account = Account(budget=110)
     for name in ("a", "b"):
         account.load(name, 10, busy=True, used=50)
-        account.note(name, priority=0, busy=False, last_used=LATER - QUIET_S)
+        account.record_use(name, priority=0, busy=False, last_used=LATER - QUIET_S)
         account.need(name, 0)
     account.load("busy", 10, busy=True)
     account.need("busy", 10, 40)
@@ -104,7 +104,7 @@ def test_nothing_is_called_back_that_those_who_wait_would_have() -> None:
     account = Account()
     account.load("placed", 50, busy=True, at=LATER, reload_s=1000.0)
     account.load("lender", 10, busy=True, used=30)
-    account.note("lender", priority=0, busy=False, last_used=LATER - QUIET_S)
+    account.record_use("lender", priority=0, busy=False, last_used=LATER - QUIET_S)
     account.need("lender", 0, cache=20, cache_wanted=20)
     account.load("short", 10, busy=True, used=20)
     account.need("short", 20, 25)
@@ -119,7 +119,7 @@ def test_what_comes_for_one_that_waits_is_all_that_is_called_back_for_it() -> No
     """And the others may share what is beside that."""
     account = Account()
     account.load("lender", 10, busy=True, used=60)
-    account.note("lender", priority=0, busy=False, last_used=LATER - QUIET_S)
+    account.record_use("lender", priority=0, busy=False, last_used=LATER - QUIET_S)
     account.need("lender", 0, cache=50, cache_wanted=50)
     account.load("short", 10, busy=True, used=40)
     account.need("short", 40, 45)
@@ -196,7 +196,7 @@ def test_what_one_keeps_of_its_own_comes_for_nobody_else() -> None:
     account.claim("new", 10, priority=1)
     assert account.decide(LATER) == [recalls("a", 30)]
     account.withdraw("new")
-    account.note("c", priority=0, busy=False, last_used=0.0)
+    account.record_use("c", priority=0, busy=False, last_used=0.0)
     account.need("a", 40)
     account.need("b", 10, 30)
     account.need("c", 0)
@@ -208,7 +208,7 @@ def test_what_an_end_brings_is_called_back_from_nobody() -> None:
     account.load("old", 30)
     account.load("c", 10, busy=True, used=40)
     account.load("a", 10, busy=True)
-    account.note("c", priority=0, busy=False, last_used=0.0)
+    account.record_use("c", priority=0, busy=False, last_used=0.0)
     account.need("c", 0)
     account.ending("old")
     account.need("a", 10, 30)

@@ -93,10 +93,10 @@ def test_what_it_waited_for_is_its_own_turn() -> None:
 
 def test_it_is_nothing_to_a_higher_priority_or_when_nobody_waits_for_it() -> None:
     account = _computing()
-    account.note("b", priority=1, busy=True, last_used=LATER)
+    account.record_use("b", priority=1, busy=True, last_used=LATER)
     assert _turn(account, LATER + 1) == [recalls("a", 40)]
     account = _computing()
-    account.note("a", priority=0, busy=False, last_used=LATER)
+    account.record_use("a", priority=0, busy=False, last_used=LATER)
     assert Evict("a", "b", busy=False) in _turn(account, LATER + PATIENCE_S)
 
 
@@ -104,7 +104,7 @@ def test_a_floor_waits_for_it_too() -> None:
     account = _computing()
     account.need("b", 0)
     account.claim("new", 20)
-    account.note("b", priority=0, busy=True, last_used=LATER)
+    account.record_use("b", priority=0, busy=True, last_used=LATER)
     assert _turn(account, LATER + PATIENCE_S) == [Evict("b", "new", busy=True)]
     account = Account()
     account.load("a", 80, busy=True, used=80, least=80)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from gateway.memory.admission import Admission
 from gateway.memory.admission_round import AdmissionRound
-from gateway.memory.allocation import MemoryNeed
+from gateway.memory.allocation import MemoryNeed, WorkerReading
 from gateway.memory.ledger import Claim, Decision
 from tests.gateway.memory.world import BUDGET, PATIENCE_S, SPARE, World
 from tests.support.worlds import run_worlds
@@ -32,7 +33,7 @@ class NoReservation(Admission):
     def decide(self, now: float) -> list[Decision]:
         decisions = super().decide(now)
         for each in self.ledger.allocations:
-            each.limit_bytes = each.kept_bytes = 0
+            each.limit_bytes = each.obeyed_bytes = 0
         return decisions
 
 
@@ -81,7 +82,7 @@ class Twice(Admission):
         decisions = super().decide(now)
         for each in self.ledger.allocations:
             if each.ending:
-                each.limit_bytes = each.kept_bytes = each.footprint_bytes = 0
+                each.limit_bytes = each.obeyed_bytes = each.footprint_bytes = 0
         return decisions
 
 
@@ -91,19 +92,20 @@ class TooEarly(Admission):
     def decide(self, now: float) -> list[Decision]:
         decisions = super().decide(now)
         for each in self.ledger.allocations:
-            each.kept_bytes = min(each.kept_bytes, each.limit_bytes)
+            each.obeyed_bytes = min(each.obeyed_bytes, each.limit_bytes)
             each.footprint_bytes = min(each.footprint_bytes, each.limit_bytes)
         return decisions
 
-    def note_footprint(self, model_id: str, footprint_bytes: int, kept_bytes: int) -> None:
+    def record(self, model_id: str, reading: WorkerReading) -> None:
         allocation = self.ledger.allocation(model_id)
         assert allocation is not None
-        super().note_footprint(model_id, min(footprint_bytes, allocation.limit_bytes), kept_bytes)
+        limited_bytes = min(reading.footprint_bytes, allocation.limit_bytes)
+        super().record(model_id, msgspec.structs.replace(reading, footprint_bytes=limited_bytes))
 
-    def note_need(self, model_id: str, need: MemoryNeed, kept_bytes: int) -> None:
+    def record_need(self, model_id: str, need: MemoryNeed, obeyed_bytes: int) -> None:
         allocation = self.ledger.allocation(model_id)
         assert allocation is not None
-        super().note_need(model_id, need, min(kept_bytes, allocation.limit_bytes))
+        super().record_need(model_id, need, min(obeyed_bytes, allocation.limit_bytes))
 
 
 class LostGrant(AdmissionRound):

@@ -16,13 +16,14 @@ from hypothesis.stateful import (
 
 from gateway.memory.admission import Admission
 from gateway.memory.admission_round import OVERGROWN_S
-from gateway.memory.allocation import MemoryNeed
+from gateway.memory.allocation import MemoryNeed, WorkerReading
 from gateway.memory.ledger import (
     Admit,
     Decision,
     Evict,
     LimitChange,
     Refuse,
+    RefuseSequence,
     Replace,
     Unanswered,
 )
@@ -313,8 +314,10 @@ class World(RuleBasedStateMachine):
                 # It gets on: those behind may wait for those before them.
                 for each in [*model.running, *model.waiting]:
                     each.since = self.now
-            self.admission.note_need(model.name, model.need(), model.limit)
-            self.admission.note_footprint(model.name, model.footprint, model.limit)
+            self.admission.record_need(model.name, model.need(), model.limit)
+            self.admission.record(
+                model.name, WorkerReading(model.footprint, model.footprint, model.limit)
+            )
         elif model.process is None:
             if model.waiting or self._is_wanted_along(model):
                 self.admission.ask(
@@ -326,7 +329,7 @@ class World(RuleBasedStateMachine):
                 )
             else:
                 self.admission.withdraw(model.name)
-        self.admission.note(
+        self.admission.record_use(
             model.name,
             priority=model.priority,
             busy=bool(model.running or model.waiting),
@@ -335,7 +338,7 @@ class World(RuleBasedStateMachine):
 
     def _refuse_hopeless(self, model: Model) -> None:
         """As a worker does that knows the most that it can get."""
-        most = self.admission.attainable_bytes(model.name)
+        most = self.admission.ledger.attainable_bytes(model.name)
         assert most is not None
         fits = [each for each in model.waiting if model.least - model.known + each.size <= most]
         model.waiting = fits
@@ -390,6 +393,11 @@ class World(RuleBasedStateMachine):
             case Unanswered():
                 assert model.lag_s >= RECALL_S, "it would have answered"
                 self._end(model)
+            case RefuseSequence(needed_bytes=needed):
+                rows = [*model.waiting, *model.running]
+                longest = max(rows, key=lambda row: row.size)
+                assert model.least + longest.size >= needed, "it fits"
+                (model.waiting if longest in model.waiting else model.running).remove(longest)
             case Refuse(together=others):
                 assert model.waiting or others
                 model.waiting = []
@@ -450,7 +458,7 @@ class World(RuleBasedStateMachine):
         ledger = self.admission.ledger
         if ledger.groups.all:
             return  # Some idle ones stay with those that they were loaded with.
-        if ledger.free_bytes < 0 or any(each.thirsty_since is not None for each in ledger.steady):
+        if ledger.free_bytes < 0 or any(each.starved_since is not None for each in ledger.steady):
             return
         needed = sum(claim.needed_bytes for claim in self.admission.claims)
         missing = needed - ledger.free_bytes - ledger.coming_bytes

@@ -22,8 +22,8 @@ class _Model:
         self.log = EventLog()
         self.condition = Condition("m", self.log, self)
 
-    def circumstances(self, event: ModelEvent, verdict: RestartAction) -> Circumstances:
-        return Circumstances(verdict=verdict)
+    def circumstances(self, event: ModelEvent, after_death: RestartAction) -> Circumstances:
+        return Circumstances(after_death=after_death)
 
     def unavailable(self) -> Refusal:
         return Refusal("model_unavailable", "unavailable", retry_after_s=5)
@@ -122,7 +122,9 @@ async def test_what_did_not_fit_is_forgotten_with_the_configuration() -> None:
 async def test_a_death_is_explained() -> None:
     condition = _Model().after(*LOADED)
     condition.handle(
-        ModelEvent.EXIT, "it crashed; the next attempt comes soon", verdict=RestartAction.BACK_OFF
+        ModelEvent.EXIT,
+        "it crashed; the next attempt comes soon",
+        after_death=RestartAction.BACK_OFF,
     )
     assert condition.describe() == "is backoff: it crashed; the next attempt comes soon"
     condition.handle(ModelEvent.UNLOAD)

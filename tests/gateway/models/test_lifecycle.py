@@ -48,9 +48,9 @@ _OPERATOR = {
 class _World:
     """A model with the process and the requests that the effects are about."""
 
-    def __init__(self, *, kept: bool = False) -> None:
+    def __init__(self, *, load_wanted: bool = False) -> None:
         self.lifecycle = Lifecycle()
-        self.kept = kept
+        self.load_wanted = load_wanted
         self.process = False
         self.asked_to_end = False
         self.waiting = 0
@@ -69,12 +69,12 @@ class _World:
             events.remove(ModelEvent.NOT_STARTED)
         if ModelEvent.DRAINED in events and self.running:
             events.remove(ModelEvent.DRAINED)
-        if ModelEvent.UNWANTED in events and (self.waiting or self.kept):
+        if ModelEvent.UNWANTED in events and (self.waiting or self.load_wanted):
             events.remove(ModelEvent.UNWANTED)
         return events
 
     def happen(
-        self, event: ModelEvent, verdict: RestartAction = RestartAction.RESTART
+        self, event: ModelEvent, after_death: RestartAction = RestartAction.RESTART
     ) -> tuple[Effect, ...]:
         if event is ModelEvent.DEMAND:
             self.waiting += 1
@@ -89,7 +89,9 @@ class _World:
             assert self.process
             self.process = self.asked_to_end = False
         requests_wait = self.waiting + self.running > 0
-        effects = self.lifecycle.handle(event, Circumstances(requests_wait, self.kept, verdict))
+        effects = self.lifecycle.handle(
+            event, Circumstances(requests_wait, self.load_wanted, after_death)
+        )
         for effect in effects:
             self._perform(effect)
         return effects
@@ -149,7 +151,7 @@ class _World:
 
     def crash_until_settled(self) -> None:
         """Every process ends as soon as it lives: the policy gives up, and that is rest too."""
-        verdicts = iter(
+        decisions = iter(
             (
                 RestartAction.RESTART,
                 RestartAction.BACK_OFF,
@@ -163,7 +165,7 @@ class _World:
             elif self.lifecycle.state is State.WAITING:
                 self.happen(ModelEvent.ADMITTED)
             elif self.lifecycle.judged:
-                self.happen(ModelEvent.EXIT, next(verdicts))
+                self.happen(ModelEvent.EXIT, next(decisions))
             elif self.lifecycle.alive:
                 self.happen(ModelEvent.EXIT)
             else:
@@ -180,9 +182,9 @@ class _RandomLife(RuleBasedStateMachine):
         super().__init__()
         self.world = _World()
 
-    @rule(kept=st.booleans())
-    def it_becomes_a_model_to_keep_or_not(self, kept: bool) -> None:
-        self.world.kept = kept
+    @rule(load_wanted=st.booleans())
+    def it_becomes_a_model_to_keep_or_not(self, load_wanted: bool) -> None:
+        self.world.load_wanted = load_wanted
 
     @rule(data=st.data())
     def something_happens(self, data: st.DataObject) -> None:
@@ -243,8 +245,8 @@ def test_random_lives(lives: int, steps: int):
 Step = ModelEvent | tuple[ModelEvent, RestartAction]
 
 
-def _after(*steps: Step, kept: bool = False) -> _World:
-    world = _World(kept=kept)
+def _after(*steps: Step, load_wanted: bool = False) -> _World:
+    world = _World(load_wanted=load_wanted)
     for step in steps:
         world.happen(*(step if isinstance(step, tuple) else (step,)))
         world.check()
@@ -255,7 +257,7 @@ def _key(world: _World) -> tuple[object, ...]:
     hidden = tuple(sorted((name, str(value)) for name, value in vars(world.lifecycle).items()))
     return (
         hidden,
-        world.kept,
+        world.load_wanted,
         world.process,
         world.asked_to_end,
         world.asks,
@@ -271,11 +273,11 @@ def _all_worlds() -> dict[tuple[object, ...], tuple[Step, ...]]:
     queue: deque[tuple[Step, ...]] = deque([()])
     while queue:
         way = queue.popleft()
-        for event, verdict in itertools.product(_after(*way).possible, RestartAction):
-            world = _after(*way, (event, verdict))
+        for event, decision in itertools.product(_after(*way).possible, RestartAction):
+            world = _after(*way, (event, decision))
             if _key(world) not in ways:
-                ways[_key(world)] = (*way, (event, verdict))
-                queue.append((*way, (event, verdict)))
+                ways[_key(world)] = (*way, (event, decision))
+                queue.append((*way, (event, decision)))
     assert len(ways) > len(State)
     return ways
 
@@ -397,15 +399,15 @@ class TestRules:
             (ModelEvent.KILL, ModelEvent.EXIT),
             (ModelEvent.DESTROY, ModelEvent.EXIT),
         ):
-            assert _after(*ready, *way, kept=True).lifecycle.state is State.WAITING
+            assert _after(*ready, *way, load_wanted=True).lifecycle.state is State.WAITING
         assert (
-            _after(*ready, ModelEvent.UNLOAD, ModelEvent.EXIT, kept=True).lifecycle.state
+            _after(*ready, ModelEvent.UNLOAD, ModelEvent.EXIT, load_wanted=True).lifecycle.state
             is State.UNLOADED
         )
 
     @pytest.mark.parametrize("fault", [ModelEvent.EXIT, ModelEvent.HUNG, ModelEvent.MISBEHAVED])
     def test_the_policy_decides_what_follows_a_death(self, fault: ModelEvent):
-        for verdict, state, waiting in (
+        for decision, state, waiting in (
             (RestartAction.RESTART, State.WAITING, 1),
             (RestartAction.BACK_OFF, State.BACKOFF, 1),
             (RestartAction.GIVE_UP, State.FAILED, 0),
@@ -416,7 +418,7 @@ class TestRules:
             if fault is not ModelEvent.EXIT:
                 world.happen(fault)
                 assert world.lifecycle.judged
-            world.happen(ModelEvent.EXIT, verdict)
+            world.happen(ModelEvent.EXIT, decision)
             assert (world.lifecycle.state, world.waiting) == (state, waiting)
 
     def test_a_death_that_was_ordered_is_not_judged(self):
@@ -446,7 +448,7 @@ class TestRules:
         )
         assert _after(*way, ModelEvent.UNLOAD).lifecycle.state is State.UNLOADED
         assert _after(*way, ModelEvent.KILL).lifecycle.state is State.UNLOADED
-        assert _after(*way, ModelEvent.KILL, kept=True).lifecycle.state is State.BACKOFF
+        assert _after(*way, ModelEvent.KILL, load_wanted=True).lifecycle.state is State.BACKOFF
         assert _after(*way, ModelEvent.DEMAND, ModelEvent.UNLOAD).lifecycle.state is State.BACKOFF
 
     def test_an_evicted_model_waits_for_memory_if_anybody_waits_for_it(self):

@@ -55,21 +55,23 @@ class World:
         admission.decide(0.0)
         admission.ready("demo", 0.0)
         self.model_memory.granted_bytes = self.memory.granted_bytes = floor
-        self.model_memory.tell_bound()
+        self.model_memory.bound_to_send()
         self.memory.loaded(8 * GB, MlxMemory(active_bytes=8 * GB, cache_bytes=2 * GB))
         self.memory.tell_beside()
 
     def need(self, used: int, wanted: int) -> None:
         limit = self.told[-1].limit_bytes if self.told else 16 * GB
         self.memory.keeps_to(limit)
-        self.model_memory.needs(self.worker, Need(limit, used, wanted, used, 1, 0))
+        self.model_memory.record_need(self.worker, Need(limit, used, wanted, used, 1, 0))
 
     async def read(self, held: int, times: int = 1) -> None:
         for _ in range(times):
             footprint = Footprint(held, held)
-            kept = self.memory.kept_bytes
-            self.memory.note_footprint(footprint, loaded=True, kept_bytes=kept)
-            self.model_memory.measured(self.worker)
+            reading = self.memory.note_footprint(
+                footprint, loaded=True, kept_bytes=self.memory.kept_bytes
+            )
+            assert reading is not None
+            self.model_memory.record(self.worker, reading)
             # The decision comes with the loop's next turn.
             await asyncio.sleep(0)
             await asyncio.sleep(0)
@@ -119,8 +121,8 @@ async def test_a_worker_that_has_ended_is_told_nothing(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.need(used=15 * GB, wanted=16 * GB)
     world.worker.ended.set()
-    world.model_memory.take_limit(20 * GB)
-    world.model_memory.tell_worker()
+    world.model_memory.set_limit(20 * GB)
+    world.model_memory.send_limit()
     assert world.told == []
     await world.scheduler.close()
 

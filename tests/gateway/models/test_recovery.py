@@ -15,7 +15,7 @@ from gateway.system.child import ExitStatus
 from gateway.system.clock import LOOK_S
 from gateway.system.refusal import Refusal
 from gateway.workers.rank_group import Loss
-from tests.gateway.models.compartment_world import CRASHED, STOPPED, ModelWorld
+from tests.gateway.models.supervisor_world import CRASHED, STOPPED, ModelWorld
 
 WINDOW_S = 60.0
 LOAD_S = 30.0
@@ -64,7 +64,7 @@ async def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 async def world(tmp_path: Path) -> ModelWorld:
     """A model that is to be kept loaded, and is."""
     world = ModelWorld(tmp_path, SETTINGS, preload=True)
-    world.compartment.preload()
+    world.supervisor.preload()
     world.come_up()
     return world
 
@@ -84,12 +84,12 @@ def crash_until_backoff(world: ModelWorld) -> None:
 
 def started_by(world: ModelWorld) -> dict[str, int]:
     """How many workers were started by which cause."""
-    restarts_by = world.compartment.recovery.restarts_by
+    restarts_by = world.supervisor.recovery.restarts_by
     return {cause: times for cause, times in restarts_by.items() if times}
 
 
 def failure(world: ModelWorld) -> Refusal:
-    refusal = world.compartment.condition.failure
+    refusal = world.supervisor.condition.failure
     assert refusal is not None
     return refusal
 
@@ -102,7 +102,7 @@ async def test_a_worker_that_was_healthy_for_a_window_clears_the_record(
         crash_at_once(world)
         clock.ahead_s += WINDOW_S + 1.0
     crash_at_once(world)
-    assert world.compartment.recovery.restarts == 7
+    assert world.supervisor.recovery.restarts == 7
 
 
 async def test_a_worker_that_was_healthy_for_less_does_not(world: ModelWorld, clock: Clock) -> None:
@@ -116,7 +116,7 @@ async def test_a_worker_that_was_healthy_for_less_does_not(world: ModelWorld, cl
 async def test_pauses_come_before_the_breaker_opens_and_an_order_closes_it(
     world: ModelWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recovery = world.compartment.recovery
+    recovery = world.supervisor.recovery
     crash_at_once(world)
     crash_at_once(world)
     for _ in range(2):
@@ -124,7 +124,7 @@ async def test_pauses_come_before_the_breaker_opens_and_an_order_closes_it(
         assert world.state is State.BACKOFF
         assert recovery.retry_after_s is not None
         assert 5 <= recovery.retry_after_s <= 10
-        world.compartment.condition.handle(ModelEvent.RETRY)
+        world.supervisor.condition.handle(ModelEvent.RETRY)
         assert recovery.retry_after_s is None
         world.come_up()
     world.crash()
@@ -140,7 +140,7 @@ async def test_pauses_come_before_the_breaker_opens_and_an_order_closes_it(
         "'m' can't be served: the worker was lost: ended unexpectedly while ready (exit code 1)"
         in failure(world).message
     )
-    world.compartment.load()
+    world.supervisor.load()
     assert recovery.retry_after_s is None
     world.come_up()
     crash_at_once(world)
@@ -158,14 +158,14 @@ async def test_the_next_attempt_comes_by_itself(world: ModelWorld, clock: Clock)
 async def test_clients_are_never_told_to_try_again_at_once(world: ModelWorld, clock: Clock) -> None:
     crash_until_backoff(world)
     while world.state is State.BACKOFF:
-        left_s = world.compartment.recovery.retry_after_s
+        left_s = world.supervisor.recovery.retry_after_s
         await clock.go_on(0.25)
     assert left_s == 1
 
 
 async def test_an_order_replaces_the_next_attempt(world: ModelWorld, clock: Clock) -> None:
     crash_until_backoff(world)
-    world.compartment.load()
+    world.supervisor.load()
     world.come_up()
     await clock.go_on(10.0)
     assert world.entries[-1][0] is ModelEvent.LOADED
@@ -199,12 +199,12 @@ SEGFAULT = ExitStatus(code=None, signal="SIGSEGV")
 def die_of(world: ModelWorld, status: ExitStatus) -> None:
     world.worker.ends(status)
     if world.state is State.BACKOFF:
-        world.compartment.condition.handle(ModelEvent.RETRY)
+        world.supervisor.condition.handle(ModelEvent.RETRY)
     world.come_up()
 
 
 async def test_three_deaths_of_one_error_are_told_until_an_order(world: ModelWorld) -> None:
-    deaths = world.compartment.recovery.deaths
+    deaths = world.supervisor.recovery.deaths
     now = asyncio.get_running_loop().time()
     die_of(world, SEGFAULT)
     die_of(world, SEGFAULT)
@@ -214,19 +214,19 @@ async def test_three_deaths_of_one_error_are_told_until_an_order(world: ModelWor
     assert (told["error"], told["deaths"]) == ("SIGSEGV", 3)
     assert "`bulkhead logs m`" in str(told["reason"])
     assert [each.error for each in deaths.repeated(now)] == ["SIGSEGV"]
-    world.compartment.load()
+    world.supervisor.load()
     assert deaths.repeated(now) == []
 
 
 async def test_three_deaths_of_one_error_are_told_until_other_files_are_loaded(
     world: ModelWorld,
 ) -> None:
-    deaths = world.compartment.recovery.deaths
+    deaths = world.supervisor.recovery.deaths
     now = asyncio.get_running_loop().time()
     for _ in range(3):
         die_of(world, SEGFAULT)
     world.crash()
-    world.compartment.condition.handle(ModelEvent.RETRY)
+    world.supervisor.condition.handle(ModelEvent.RETRY)
     world.admit()
     world.say_hello()
     assert len(deaths.repeated(now)) == 1
@@ -239,14 +239,14 @@ async def test_a_worker_that_others_end_dies_of_no_error(world: ModelWorld, sign
     for _ in range(3):
         if signal != "SIGKILL":
             # The gateway ends it.
-            world.compartment.condition.handle(ModelEvent.HUNG, "it hangs")
+            world.supervisor.condition.handle(ModelEvent.HUNG, "it hangs")
         die_of(world, ExitStatus(code=None, signal=signal))
     assert world.told("caution") == []
 
 
 async def test_an_end_that_was_ordered_is_no_death(world: ModelWorld) -> None:
-    recovery = world.compartment.recovery
-    world.compartment.restart(force=True)
+    recovery = world.supervisor.recovery
+    world.supervisor.restart(force=True)
     assert world.state is State.STOPPING
     world.worker.ends(STOPPED)
     assert recovery.last_exit is not None
@@ -275,7 +275,7 @@ async def test_an_end_is_expected_if_the_worker_was_to_end(
 ) -> None:
     world.request("long")
     if ordered is not None:
-        world.compartment.unload(hold=True, force=ordered is State.STOPPING)
+        world.supervisor.unload(hold=True, force=ordered is State.STOPPING)
         assert world.state is ordered
     world.worker.ends(status)
     (told,) = world.told("exit")
@@ -307,13 +307,13 @@ async def test_the_exit_status_is_told_if_the_reason_does_not_tell_it(
     crash_at_once(world)
     world.worker.mark, world.worker.loss = mark, loss
     if broke_protocol:
-        world.compartment.condition.handle(ModelEvent.MISBEHAVED, "it spoke nonsense")
+        world.supervisor.condition.handle(ModelEvent.MISBEHAVED, "it spoke nonsense")
     world.worker.ends(status)
-    assert f"the worker was lost: {told}. " in str(world.compartment.condition.reason)
+    assert f"the worker was lost: {told}. " in str(world.supervisor.condition.reason)
 
 
 async def test_each_end_is_told_and_counted(world: ModelWorld) -> None:
-    recovery = world.compartment.recovery
+    recovery = world.supervisor.recovery
     world.worker.ends(ExitStatus(code=None, signal="SIGSEGV"))
     assert recovery.last_exit is not None
     assert (recovery.last_exit.code, recovery.last_exit.signal) == (None, "SIGSEGV")
@@ -329,9 +329,9 @@ async def test_each_end_is_told_and_counted(world: ModelWorld) -> None:
 
 
 async def test_what_a_worker_did_wrong_is_the_reason_of_its_end(world: ModelWorld) -> None:
-    world.compartment.condition.handle(ModelEvent.HUNG, "no heartbeat")
+    world.supervisor.condition.handle(ModelEvent.HUNG, "no heartbeat")
     world.crash()
-    recovery = world.compartment.recovery
+    recovery = world.supervisor.recovery
     assert recovery.last_exit is not None
     assert recovery.last_exit.reason == "no heartbeat"
     world.come_up()
@@ -339,12 +339,12 @@ async def test_what_a_worker_did_wrong_is_the_reason_of_its_end(world: ModelWorl
 
 
 async def test_memory_that_did_not_come_back_ends_the_restarts(world: ModelWorld) -> None:
-    world.compartment.model_memory.lost_memory(3_000_000_000)
+    world.supervisor.model_memory.lost_memory(3_000_000_000)
     world.crash()
     assert world.state is State.FAILED
-    assert "an earlier end has stranded 3.0 GB" in str(world.compartment.condition.reason)
-    assert world.compartment.recovery.retry_after_s is None
-    world.compartment.load()
+    assert "an earlier end has stranded 3.0 GB" in str(world.supervisor.condition.reason)
+    assert world.supervisor.recovery.retry_after_s is None
+    world.supervisor.load()
     world.come_up()
     crash_at_once(world)
 
@@ -359,7 +359,7 @@ async def test_a_death_that_a_request_is_guilty_of_does_not_count(
         for _ in range(2):
             assert not request.over
             if hangs:
-                world.compartment.condition.handle(ModelEvent.HUNG, "no progress")
+                world.supervisor.condition.handle(ModelEvent.HUNG, "no progress")
             crash_at_once(world)
         assert request.over
     world.crash()
@@ -367,7 +367,7 @@ async def test_a_death_that_a_request_is_guilty_of_does_not_count(
 
 
 async def test_what_can_never_be_started_is_told_at_once(world: ModelWorld) -> None:
-    recovery = world.compartment.recovery
+    recovery = world.supervisor.recovery
     world.workers.failure = FileNotFoundError(2, "no such interpreter")
     world.crash()
     world.admit()
@@ -377,13 +377,13 @@ async def test_what_can_never_be_started_is_told_at_once(world: ModelWorld) -> N
     assert world.memory.gone_pids[-1] is None
     assert recovery.retry_after_s is None
     world.workers.failure = None
-    world.compartment.load()
+    world.supervisor.load()
     world.come_up()
     assert (recovery.restarts, started_by(world)) == (1, {"crashed": 1}), "an order is no restart"
 
 
 async def test_what_could_not_be_started_now_is_tried_again(world: ModelWorld) -> None:
-    recovery = world.compartment.recovery
+    recovery = world.supervisor.recovery
     world.workers.failure = OSError(24, "too many open files")
     world.crash()
     # Two deaths are answered at once, of which the crash was one.
@@ -391,9 +391,9 @@ async def test_what_could_not_be_started_now_is_tried_again(world: ModelWorld) -
     assert world.state is State.WAITING
     world.admit()
     assert world.state is State.BACKOFF
-    assert "too many open files" in str(world.compartment.condition.reason)
+    assert "too many open files" in str(world.supervisor.condition.reason)
     world.workers.failure = None
-    world.compartment.condition.handle(ModelEvent.RETRY)
+    world.supervisor.condition.handle(ModelEvent.RETRY)
     world.come_up()
     assert recovery.restarts == 3
     assert started_by(world) == {"crashed": 1, "not started": 2}
@@ -414,10 +414,10 @@ async def test_only_a_defect_at_a_start_is_logged_with_its_stack(
 
 async def test_nothing_is_tried_after_a_hand_over(world: ModelWorld, clock: Clock) -> None:
     crash_until_backoff(world)
-    assert world.compartment.recovery.retry_after_s is not None
+    assert world.supervisor.recovery.retry_after_s is not None
     entries = list(world.entries)
-    world.compartment.leave()
-    assert world.compartment.recovery.retry_after_s is None
+    world.supervisor.release()
+    assert world.supervisor.recovery.retry_after_s is None
     await clock.go_on(10.0)
     assert world.entries == entries
 
@@ -446,14 +446,14 @@ async def test_a_load_has_one_deadline_from_its_start(world: ModelWorld, clock: 
     assert world.state is State.LOADING
     await clock.go_on(1.0)
     assert world.state is State.STOPPING
-    assert "30 s (workers.load_timeout_s)" in str(world.compartment.condition.reason)
+    assert "30 s (workers.load_timeout_s)" in str(world.supervisor.condition.reason)
 
 
 async def test_the_second_slow_load_in_a_row_is_a_lasting_failure(
     tmp_path: Path, clock: Clock
 ) -> None:
     world = ModelWorld(tmp_path, SETTINGS, preload=True)
-    world.compartment.preload()
+    world.supervisor.preload()
     world.admit()
     world.say_hello()
     await load_too_slowly(world, clock)
@@ -465,7 +465,7 @@ async def test_the_second_slow_load_in_a_row_is_a_lasting_failure(
     assert started_by(world) == {"load too slow": 1}
     assert (failure(world).code, failure(world).lasting) == ("load_timeout", True)
     assert failure(world).message.startswith("'m': ")
-    assert str(world.compartment.condition.reason).endswith(", twice")
+    assert str(world.supervisor.condition.reason).endswith(", twice")
 
 
 async def test_a_load_that_succeeds_ends_the_row_of_slow_ones(
@@ -475,14 +475,14 @@ async def test_a_load_that_succeeds_ends_the_row_of_slow_ones(
         begin_again(world)
         await load_too_slowly(world, clock)
         world.come_up()
-        world.compartment.recovery.forget()
+        world.supervisor.recovery.forget()
 
 
 async def test_an_order_ends_the_row_of_slow_loads(world: ModelWorld, clock: Clock) -> None:
     begin_again(world)
     for _ in range(2):
         await load_too_slowly(world, clock)
-        world.compartment.load()
+        world.supervisor.load()
         world.admit()
         world.say_hello()
 
@@ -503,7 +503,7 @@ async def test_the_deadline_of_a_load_ends_with_it(
 
 async def test_a_drain_is_cut_at_its_deadline(world: ModelWorld, clock: Clock) -> None:
     request = world.request("long")
-    world.compartment.unload(hold=False, force=False)
+    world.supervisor.unload(hold=False, force=False)
     await clock.go_on(DRAIN_S - 1.0)
     assert world.state is State.DRAINING
     await clock.go_on(1.0)
@@ -513,7 +513,7 @@ async def test_a_drain_is_cut_at_its_deadline(world: ModelWorld, clock: Clock) -
 
 async def test_force_cuts_a_drain_and_nothing_else(world: ModelWorld) -> None:
     world.request("long")
-    world.compartment.unload(hold=False, force=True)
+    world.supervisor.unload(hold=False, force=True)
     assert world.state is State.STOPPING
-    world.compartment.unload(hold=False, force=True)
+    world.supervisor.unload(hold=False, force=True)
     assert [event for event, *_ in world.entries].count(ModelEvent.DEADLINE) == 1

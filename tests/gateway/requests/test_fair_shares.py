@@ -66,7 +66,7 @@ class Model:
         self.now += seconds
         name = served.terms.sharer
         self.took[name] = self.took.get(name, 0.0) + seconds
-        self.queue.settle(served)
+        self.queue.await_measurement(served)
         self.queue.shares.count(served.progress.prompt_tokens)
         self.queue.shares.charge_opaque({opaque(name): seconds})
         self.queue.remove(served)
@@ -174,9 +174,9 @@ def test_it_is_the_turn_of_whoever_has_had_the_least() -> None:
     shares.meet({"a": 1, "b": 2, "c": 1})
     shares.charge({"a": 3.0, "b": 4.0, "c": 1.0})
     assert shares.in_turn == ["c", "b", "a"]
-    shares.begin("c", 5.0)
+    shares.expect("c", 5.0)
     assert shares.in_turn == ["b", "a", "c"]
-    shares.settle("c", 5.0)
+    shares.await_measurement("c", 5.0)
     assert shares.in_turn == ["b", "a", "c"], "the measurement is still to come"
     shares.charge({"c": 0.5})
     assert shares.in_turn == ["c", "b", "a"]

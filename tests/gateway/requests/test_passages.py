@@ -52,15 +52,15 @@ async def test_passages_run_in_turn_and_the_guard_hears_of_none() -> None:
         traffic.dispatch()
     assert await _address(first) == PLACE
     assert (traffic.queue.running, traffic.queue.waiting) == (1, 2)
-    traffic.passed(first, Usage(3, 4))
+    traffic.end_passage(first, Usage(3, 4))
     assert await _address(urgent) == PLACE
-    traffic.passed(urgent, None)
+    traffic.end_passage(urgent, None)
     assert await _address(last) == PLACE
     assert (traffic.meter.prompt_tokens, traffic.meter.generated_tokens) == (3, 4)
     assert [kind for kind, _ in first.timing.phases] == ["queue", "answer"]
     assert [kind for kind, _ in last.timing.phases] == ["queue", "answer"]
     assert traffic.use.keep_alive_s is None
-    traffic.passed(last, None)
+    traffic.end_passage(last, None)
     assert traffic.use.keep_alive_s == 9
 
 

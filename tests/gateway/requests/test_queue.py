@@ -67,7 +67,7 @@ class _Life(RuleBasedStateMachine):
             return
         request = data.draw(st.sampled_from(self.running))
         request.progress.delivered.extend(range(tokens))
-        if self.queue.acquit(request):
+        if self.queue.release_suspect(request):
             self.running.remove(request)
 
     @rule(blame=st.booleans())
@@ -77,7 +77,7 @@ class _Life(RuleBasedStateMachine):
         self.running = []
         parked = []
         for request in taken:
-            if blame and request.progress.note_death():
+            if blame and request.progress.record_death():
                 assert len(taken) == 1, "an innocent paid for somebody else"
                 self.gone.add(request)
             else:
@@ -113,7 +113,7 @@ class _Life(RuleBasedStateMachine):
             for request in list(self.running):
                 if request.progress.suspect:
                     request.progress.delivered.extend(range(SUSPECT_TOKENS))
-                    if self.queue.acquit(request):
+                    if self.queue.release_suspect(request):
                         self.running.remove(request)
                 else:
                     self.queue.remove(request)
@@ -176,12 +176,12 @@ class TestProgress:
         assert request.progress.next_message("after").prompt == generate.prompt
 
     def test_a_second_death_within_few_tokens_is_its_fault(self):
-        for tokens, guilty in ((SUSPECT_TOKENS - 1, True), (SUSPECT_TOKENS, False)):
+        for tokens, blamed in ((SUSPECT_TOKENS - 1, True), (SUSPECT_TOKENS, False)):
             progress = _request("a").progress
             progress.delivered.extend(range(100))
-            assert not progress.note_death()
+            assert not progress.record_death()
             progress.delivered.extend(range(tokens))
-            assert progress.note_death() == guilty
+            assert progress.record_death() == blamed
 
 
 class TestPriority:
@@ -285,7 +285,7 @@ def test_the_oldest_is_the_one_that_arrived_first_wherever_it_stands() -> None:
 
 def _suspect(name: str) -> Request:
     request = _request(name)
-    request.progress.note_death()
+    request.progress.record_death()
     assert request.progress.suspect
     return request
 
@@ -309,16 +309,16 @@ class TestSuspects:
         assert [each.id for each in queue] == ["first", "second", "parked", "new"]
         assert queue.waiting == 4
         assert _start(queue) == ["first"]
-        assert (queue.running, queue.guilty, queue.waiting) == (1, 1, 3)
+        assert (queue.running, queue.blamed, queue.waiting) == (1, 1, 3)
         first.progress.delivered.extend(range(SUSPECT_TOKENS - 1))
-        assert not queue.acquit(first)
+        assert not queue.release_suspect(first)
         assert _start(queue) == []
         assert queue.remove(first)
         assert not queue.remove(first)
         assert _start(queue) == ["second"]
         second.progress.delivered.extend(range(SUSPECT_TOKENS))
-        assert not queue.acquit(second), "there is nobody that it must pause for"
-        assert not queue.acquit(parked)
+        assert not queue.release_suspect(second), "there is nobody that it must pause for"
+        assert not queue.release_suspect(parked)
         assert _start(queue) == ["parked", "new"]
 
     def test_one_that_is_past_it_pauses_for_the_next(self) -> None:
@@ -327,7 +327,7 @@ class TestSuspects:
         queue.park([first, second, _request("parked")])
         assert _start(queue) == ["first"]
         first.progress.delivered.extend(range(SUSPECT_TOKENS))
-        assert queue.acquit(first)
+        assert queue.release_suspect(first)
         assert queue.running == 0
         assert [each.id for each in queue] == ["second", "parked", "first"]
         assert _start(queue) == ["second"]
@@ -385,7 +385,7 @@ def test_those_of_an_earlier_gateway_go_on_where_they_stood() -> None:
     running, suspect, parked, waiting = (_request(each) for each in ("r", "s", "p", "w"))
     for each in (running, suspect, parked):
         each.progress.next_message("same")
-    suspect.progress.note_death()
+    suspect.progress.record_death()
     queue = RequestQueue(DEPTH, MOST, priority=0)
     queue.restore([running], [waiting, parked, suspect])
     assert queue.in_order == ([running], [suspect, parked, waiting])

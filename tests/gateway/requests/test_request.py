@@ -40,10 +40,10 @@ async def test_what_arrives_between_two_looks_is_one_piece() -> None:
     request = _request()
     for parts in ((Text("a"),), (), (Text("b"),)):
         _arrive(request, Delta("r", (1,), parts))
-    piece = await request.take()
+    piece = await request.next_piece()
     assert (piece.parts, piece.finish_reason) == ((Text("ab"),), None)
     _arrive(request, Delta("r", (1,), (Text("c"),), "stop", USAGE))
-    piece = await request.take()
+    piece = await request.next_piece()
     assert (piece.parts, piece.finish_reason, piece.usage) == ((Text("c"),), "stop", USAGE)
     assert request.over
 
@@ -51,7 +51,7 @@ async def test_what_arrives_between_two_looks_is_one_piece() -> None:
 async def test_a_reader_waits_for_text() -> None:
     request = _request()
     _arrive(request, Delta("r", (1,), ()))
-    reader = asyncio.create_task(request.take())
+    reader = asyncio.create_task(request.next_piece())
     await asyncio.sleep(0)
     assert not reader.done()
     _arrive(request, Delta("r", (1,), (Text("a"),)))
@@ -63,9 +63,9 @@ async def test_text_goes_before_the_refusal_that_ends_it() -> None:
     _arrive(request, Delta("r", (1,), (Text("a"),)))
     request.refuse(Refusal("worker_crashed", "gone"))
     request.refuse(Refusal("shutting_down", "too late to matter"))
-    assert (await request.take()).parts == (Text("a"),)
+    assert (await request.next_piece()).parts == (Text("a"),)
     with pytest.raises(Refusal, match="gone"):
-        await request.take()
+        await request.next_piece()
 
 
 @pytest.mark.parametrize("answers", [1, 3])
@@ -106,11 +106,11 @@ async def test_a_shortcut_has_what_comes_while_the_reader_waits_but_for_the_end(
         return takes
 
     _arrive(request, Delta("r", (1,), (Text("before"),)))
-    assert (await request.take(shortcut)).parts == (Text("before"),)
+    assert (await request.next_piece(shortcut)).parts == (Text("before"),)
     # Nobody waits: a piece written now would overtake the one that was taken.
     _arrive(request, Delta("r", (1,), (Text("a"),)))
-    assert (await request.take(shortcut)).parts == (Text("a"),)
-    reader = asyncio.create_task(request.take(shortcut))
+    assert (await request.next_piece(shortcut)).parts == (Text("a"),)
+    reader = asyncio.create_task(request.next_piece(shortcut))
     await asyncio.sleep(0)
     _arrive(request, Delta("r", (1,), (Text("b"),)))
     _arrive(request, Delta("r", (1,), (Text("c"),)))
@@ -121,7 +121,7 @@ async def test_a_shortcut_has_what_comes_while_the_reader_waits_but_for_the_end(
     # The reader has been woken, and what follows is behind what it will take.
     _arrive(request, Delta("r", (1,), (Text("e"),)))
     assert (await reader).parts == (Text("de"),)
-    reader = asyncio.create_task(request.take(shortcut))
+    reader = asyncio.create_task(request.next_piece(shortcut))
     await asyncio.sleep(0)
     _arrive(request, Delta("r", (1,), (Text("f"),), "stop", USAGE))
     assert (await reader).finish_reason == "stop"
@@ -131,9 +131,9 @@ async def test_a_shortcut_has_what_comes_while_the_reader_waits_but_for_the_end(
 async def test_who_hears_late_of_what_is_taken_already_gets_nothing_idle() -> None:
     request = _request()
     _arrive(request, Delta("r", (1,), (Text("a"),)))
-    await request.take()
+    await request.next_piece()
     request.tell(102.0)
-    reader = asyncio.create_task(request.take())
+    reader = asyncio.create_task(request.next_piece())
     await asyncio.sleep(0)
     assert not reader.done()
     reader.cancel()
@@ -143,10 +143,10 @@ async def test_reminders_are_idle_pieces() -> None:
     request = _request()
     request.remind(104.0, 5.0)
     request.remind(105.0, 5.0)
-    assert (await request.take()).idle
+    assert (await request.next_piece()).idle
     _arrive(request, Delta("r", (1,), (Text("a"),)))
     request.remind(10_000_000.0, 5.0)
-    assert (await request.take()).parts == (Text("a"),)
+    assert (await request.next_piece()).parts == (Text("a"),)
 
 
 async def test_nobody_reads_an_abandoned_answer() -> None:
@@ -154,7 +154,7 @@ async def test_nobody_reads_an_abandoned_answer() -> None:
     _arrive(request, Delta("r", (1,), (Text("a"),)))
     request.abandon()
     with pytest.raises(ClientGoneError):
-        await request.take()
+        await request.next_piece()
 
 
 @pytest.mark.parametrize(("told", "counted"), [(-1, 0), (0, 0), (3, 3), (4, 3)])
@@ -162,7 +162,7 @@ async def test_no_more_is_cached_than_the_prompt_has(told: int, counted: int) ->
     """The worker that goes on with a request finds delivered tokens, too."""
     request = _request()
     _arrive(request, Delta("r", (1,), (Text("a"),), "stop", Usage(3, 4, told)))
-    assert (await request.take()).usage == Usage(3, 4, counted)
+    assert (await request.next_piece()).usage == Usage(3, 4, counted)
 
 
 async def test_guesses_are_those_of_the_whole_answer() -> None:
@@ -177,4 +177,4 @@ async def test_guesses_are_those_of_the_whole_answer() -> None:
     assert moved.spent == request.spent
     _arrive(moved, Delta("r", (1,), (Text("b"),), guesses=Guesses(0, 2)))
     _arrive(moved, Delta("r", (1,), (), "stop", USAGE, guesses=Guesses(1, 0)))
-    assert (await moved.take()).usage == Usage(3, 4, guesses=Guesses(2, 6))
+    assert (await moved.next_piece()).usage == Usage(3, 4, guesses=Guesses(2, 6))

@@ -212,9 +212,9 @@ class _World(RuleBasedStateMachine):
             return
         found = data.draw(st.sampled_from(self.running))
         found.progress.delivered.extend(range(SUSPECT_TOKENS))
-        self.queue.settle(found)
+        self.queue.await_measurement(found)
         self.queue.shares.charge({found.terms.sharer: seconds})
-        if self.queue.acquit(found):
+        if self.queue.release_suspect(found):
             self.running.remove(found)
 
     @rule(blame=st.booleans())
@@ -222,7 +222,7 @@ class _World(RuleBasedStateMachine):
         taken_ = self.queue.take_running()
         assert set(taken_) == set(self.running)
         for each in taken_:
-            if blame and each.progress.note_death():
+            if blame and each.progress.record_death():
                 self.here.remove(each)
         self.queue.park([each for each in taken_ if each in self.here])
         self.running = []

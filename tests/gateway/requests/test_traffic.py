@@ -45,7 +45,7 @@ def _request(request_id: str) -> Request:
 
 async def taken(request: Request) -> AnswerPiece:
     """What has arrived for the reader of a request. A wait for more would never end."""
-    reading = asyncio.ensure_future(request.take())
+    reading = asyncio.ensure_future(request.next_piece())
     await asyncio.sleep(0)
     assert reading.done(), "nothing has arrived"
     return await reading
@@ -258,3 +258,20 @@ async def test_a_text_is_no_longer_than_tokens_can_make_it(part: AnswerPart) -> 
     wild = Output(step=1, deltas=(Delta("a.1", (), (part,)),) * 1000)
     with pytest.raises(ProtocolBreachError, match="a longer text than 90 tokens"):
         traffic.output(wild)
+
+
+async def test_longest_request_in_the_worker_is_refused() -> None:
+    sent: list[Message] = []
+    traffic = Traffic("m", QueueBounds(4, 4, 0), Waiting(), EventLog())
+    short, long = _request("short"), _request("long")
+    traffic.submit(short)
+    traffic.submit(long)
+    traffic.connect(WorkerConnection(sent.append, "f", 100))
+    traffic.rendered(Rendered(request_id="short.1", token_ids=pack([1]), last=True))
+    traffic.rendered(Rendered(request_id="long.1", token_ids=pack([1, 2, 3]), last=True))
+    traffic.refuse_longest(Refusal("insufficient_memory", "There is no room."))
+    assert (long.over, short.over) == (True, False)
+    assert sent[-1] == Cancel(request_id="long.1")
+    traffic.refuse_longest(Refusal("insufficient_memory", "There is no room."))
+    traffic.refuse_longest(Refusal("insufficient_memory", "There is no room."))
+    assert short.over

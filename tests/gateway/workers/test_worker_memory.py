@@ -24,7 +24,8 @@ def test_what_it_gave_back_shows_in_readings_that_begin_later() -> None:
     assert not memory.keeps_to(80)
     assert memory.keeps_to(50), "it has given something back"
     assert not memory.keeps_to(60)
-    memory.note_footprint(HALF, loaded=memory.is_loaded, kept_bytes=80)
-    assert memory.read_at_bytes == 80
-    memory.note_footprint(HALF, loaded=memory.is_loaded, kept_bytes=memory.kept_bytes)
-    assert memory.read_at_bytes == 60
+    early = memory.note_footprint(HALF, loaded=memory.is_loaded, kept_bytes=80)
+    late = memory.note_footprint(HALF, loaded=memory.is_loaded, kept_bytes=memory.kept_bytes)
+    assert early is not None
+    assert late is not None
+    assert (early.limit_bytes, late.limit_bytes) == (80, 60)

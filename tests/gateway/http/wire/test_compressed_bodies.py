@@ -65,7 +65,7 @@ def _ask(encoding: str, *pieces: bytes, budget: ByteBudget | None = None) -> htt
 
         async def counted() -> Any:
             message = await receive()
-            share.take(len(message.get("body", b"")))
+            share.reserve(len(message.get("body", b"")))
             return message
 
         await app(scope, counted, send)

@@ -184,22 +184,22 @@ def test_a_crowd_stays_within_its_bound(steps: list[tuple[int, object]]) -> None
 
 def test_budget_of_bytes_is_bounded() -> None:
     budget = ByteBudget(10)
-    assert budget.take(10)
-    assert not budget.take(1)
+    assert budget.reserve(10)
+    assert not budget.reserve(1)
     budget.give_back(4)
-    assert budget.take(4)
+    assert budget.reserve(4)
 
 
 def test_last_holder_gives_share_back() -> None:
     budget = ByteBudget(100)
     share, other = Share(budget, free_bytes=10), Share(budget)
-    share.take(8)
+    share.reserve(8)
     assert (share.size_bytes, budget.left_bytes) == (8, 100)
-    share.take(52)
-    other.take(40)
+    share.reserve(52)
+    other.reserve(40)
     assert budget.left_bytes == 10
     with pytest.raises(Refusal) as refused:
-        share.take(11)
+        share.reserve(11)
     assert (refused.value.code, refused.value.retry_after_s) == ("overloaded", 5)
     share.hold()
     share.release()
@@ -207,15 +207,15 @@ def test_last_holder_gives_share_back() -> None:
     share.release()
     assert budget.left_bytes == 60
     # A thread that works for nobody any more takes nothing.
-    share.take(50)
+    share.reserve(50)
     assert budget.left_bytes == 60
 
 
 def test_single_request_has_bound_of_its_own() -> None:
     share = Share(ByteBudget(1 << 40))
-    share.take(MOST_BYTES)
+    share.reserve(MOST_BYTES)
     with pytest.raises(Refusal) as refused:
-        share.take(1)
+        share.reserve(1)
     assert (refused.value.status, refused.value.retry_after_s) == (413, None)
 
 

@@ -49,12 +49,12 @@ def test_last_requests_are_listed_and_all_are_counted(most: int, ended: int, ask
 
 def test_phases_begin_at_arrival() -> None:
     timing = Timing(101.0)
-    timing.begin(102.0)
-    timing.begin(103.0)
+    timing.sent(102.0)
+    timing.sent(103.0)
     timing.enter("tokens", 104.0)
     timing.enter("tokens", 105.0)
     timing.enter("parked", 106.0)
-    timing.begin(108.0)
+    timing.sent(108.0)
     timing.enter("tokens", 109.0)
     timing.last_token_at = 111.0
     moments = [(each.kind, each.begin_s, each.end_s) for each in _phases(timing)]
@@ -77,7 +77,7 @@ def test_phases_of_often_parked_request_are_bounded() -> None:
     timing = Timing(0.0)
     for second in range(1000):
         timing.enter("parked", float(second))
-        timing.begin(second + 0.5)
+        timing.sent(second + 0.5)
     assert len(timing.phases) == 64
 
 

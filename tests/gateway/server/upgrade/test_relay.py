@@ -49,7 +49,7 @@ def _over_the_wire(state: RequestState) -> RequestState:
 async def _text(request: Request) -> str:
     text = ""
     while True:
-        piece = await asyncio.wait_for(request.take(), 60)
+        piece = await asyncio.wait_for(request.next_piece(), 60)
         text += "".join(each.text for each in piece.parts if isinstance(each, Text))
         if piece.finish_reason is not None:
             return text
@@ -129,7 +129,7 @@ async def test_a_refusal_ends_it() -> None:
     assert request.over
     assert len(relay) == 0
     with pytest.raises(Refusal) as raised:
-        await request.take()
+        await request.next_piece()
     assert raised.value.state == refusal.state
 
 

@@ -8,7 +8,7 @@ from gateway.models.lifecycle import ModelEvent, State
 from gateway.system.clock import until_set
 from protocol.life import Load
 from protocol.requests import Generate
-from tests.gateway.models.compartment_world import CRASHED, ModelWorld
+from tests.gateway.models.supervisor_world import CRASHED, ModelWorld
 
 
 async def test_a_load_enters_the_condition_once_a_state(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ async def test_a_request_that_comes_while_its_worker_ends_is_an_event(tmp_path: 
     world = ModelWorld(tmp_path, preload=False)
     world.request("first")
     world.come_up()
-    world.compartment.unload(hold=True, force=True)
+    world.supervisor.unload(hold=True, force=True)
     late = world.request("late")
     assert late.over
     world.worker.ends(CRASHED)

@@ -1,4 +1,4 @@
-"""A compartment whose worker and memory are the test's: it says when what happens."""
+"""A supervisor whose worker and memory are the test's: it says when what happens."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from gateway.config.model import Model
 from gateway.config.model_settings import ModelSettings
 from gateway.config.settings import Settings
 from gateway.config.tables import InForce
+from gateway.memory.allocation import WorkerReading
 from gateway.memory.estimate import Estimate
 from gateway.memory.scheduler import MemoryScheduler
-from gateway.models.compartment import Compartment
 from gateway.models.lifecycle import ModelEvent, State
 from gateway.models.model_memory import GatewayParts, ModelMemory
+from gateway.models.model_supervisor import ModelSupervisor
 from gateway.requests.request import Request, Terms
 from gateway.system.child import ExitStatus
 from gateway.system.events import EventLog
@@ -60,13 +61,13 @@ class ScriptedWorker:
         self.told.append(message)
         self.heard.set()
 
-    async def measure(self) -> None: ...
+    async def measure(self) -> WorkerReading | None:
+        return None
 
     async def shut_down(self, steps: Iterable[TimedStep]) -> None:
         self.shutdown_steps += [timed.step for timed in steps]
 
     def says(self, message: WorkerMessage) -> None:
-        self.report.note(message)
         self._supervisor.worker_said(cast(Worker, self), message)
 
     def ends(self, status: ExitStatus) -> None:
@@ -139,14 +140,14 @@ class ModelWorld:
             None,
         )
         model = Model("m", "/m", ModelSettings(path="/m", preload=preload))
-        self.compartment = Compartment(model, WorkerLog(folder / "m.log"), gateway)
+        self.supervisor = ModelSupervisor(model, WorkerLog(folder / "m.log"), gateway)
         self.entries: list[tuple[ModelEvent, State, State]] = []
         self.nested = 0
         self._record()
 
     @property
     def state(self) -> State:
-        return self.compartment.state
+        return self.supervisor.state
 
     @property
     def worker(self) -> ScriptedWorker:
@@ -158,7 +159,7 @@ class ModelWorld:
         generate = Generate(request_id=name, prompt=TextPrompt(name), sampling=Sampling(seed=1))
         now = asyncio.get_running_loop().time()
         request = Request(generate, Terms(deadline_s=1e9), now)
-        self.compartment.submit(request)
+        self.supervisor.submit(request)
         return request
 
     def admit(self) -> None:
@@ -204,7 +205,7 @@ class ModelWorld:
         return [each.fields for each in self.events.recent(100) if each.kind == kind]
 
     def _record(self) -> None:
-        handle = self.compartment.condition.handle
+        handle = self.supervisor.condition.handle
         depth = 0
 
         def recorded(event: ModelEvent, *arguments: object, **options: object) -> None:
@@ -218,4 +219,4 @@ class ModelWorld:
                 depth -= 1
                 self.entries.append((event, before, self.state))
 
-        self.compartment.condition.handle = recorded
+        self.supervisor.condition.handle = recorded
