@@ -34,7 +34,7 @@ from gateway.system.state_dir import StateDir
 from gateway.system.tasks import Faults, LoopLag, Tasks
 from gateway.upstreams.upstreams import Upstreams
 from gateway.workers.leftovers import Swept, WorkerRecords
-from gateway.workers.remote_host import Hosts
+from gateway.workers.ssh_host import Hosts
 from gateway.workers.starter import Channel, Starter
 from gateway.workers.worker import Worker
 from gateway.workers.worker_log import WorkerLog

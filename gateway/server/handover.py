@@ -313,7 +313,7 @@ class Handover:
 
 def check_ranks(parts: Parts) -> None:
     """Raises: HandoverError: a loaded model has several ranks. Its followers watch this gateway, or
-    an agent that watches this gateway, and can't change to another gateway.
+    end with an ssh of this gateway, and can't change to another gateway.
     """
     for each in parts.fleet.roster.everyone:
         if each.worker is not None and each.worker.followers is not None:
