@@ -22,7 +22,7 @@ from typing import Final
 
 from gateway import VERSION
 from gateway.http.app import Parts
-from gateway.http.command_bodies import UpgradeAnswer
+from gateway.http.wire.command_bodies import UpgradeAnswer
 from gateway.requests import refusals
 from gateway.server.departure import Departure, StandInChannel
 from gateway.server.gateway_channel import Introduction
