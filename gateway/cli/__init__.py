@@ -91,12 +91,13 @@ _GROUPS: Final = {
         "service": "service",
         "upgrade": "orders",
         "config": "config",
-        "agent": "agent",
         "completion": "completion",
     },
     "Team": {"key": "key", "usage": "usage", "page": "page"},
 }
 VERBS: Final = {verb: module for group in _GROUPS.values() for verb, module in group.items()}
+# Verbs that programs use, and that no help names.
+_HIDDEN: Final = {"remote": "remote"}
 
 # Verbs of ollama, llama-swap and shells, with the verbs that do the same here.
 _ELSEWHERE: Final = {
@@ -120,9 +121,9 @@ class _Verbs(UncutGroup):
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in VERBS:
+        if (name := {**VERBS, **_HIDDEN}.get(cmd_name)) is None:
             return None
-        module = importlib.import_module(f"gateway.cli.{VERBS[cmd_name]}")
+        module = importlib.import_module(f"gateway.cli.{name}")
         command: click.Command = getattr(module, f"{cmd_name}_command")
         return command
 

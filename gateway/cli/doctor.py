@@ -74,7 +74,7 @@ CHECKS: Final = (
     Check("socket path", look_at_socket_path),
     Check("open files", look_at_open_files),
     Check("network", look_at_network),
-    # This deadline is for each host: an agent that is out of reach takes seconds.
+    # This deadline is for each host: a host that is out of reach takes seconds.
     Check("hosts", look_at_hosts, deadline_s=30.0),
     # Each upstream has a deadline, and all are asked at once.
     Check("upstreams", look_at_upstreams),

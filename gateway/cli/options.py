@@ -195,7 +195,7 @@ takes_flags: Final = gathers(
 
 
 class LogFlags(Struct, frozen=True):
-    """The log of a gateway or an agent: the least level, and where it goes: `stderr` or `file`."""
+    """The log of a gateway: the least level, and where it goes: `stderr` or `file`."""
 
     log_level: str
     log_to: str

@@ -18,7 +18,7 @@ from gateway.access.key_file import KeyFile
 from gateway.config.key import toml_text
 from gateway.config.model_folders import NotThereError, expand_home, find_folder, find_pictures
 from gateway.config.settings import GatewaySettings, Settings
-from gateway.config.tables import HOSTS, MODELS, UPSTREAMS
+from gateway.config.tables import MODELS, UPSTREAMS
 from gateway.config.toml_file import Place
 from gateway.system.lane import Inquiries
 from gateway.system.notation import is_loopback
@@ -88,19 +88,8 @@ def picture_complaints(settings: Settings, places: Places) -> Iterator[tuple[Pla
 
 
 def key_complaints(settings: Settings, places: Places) -> Iterator[tuple[Place, str]]:
-    """Mistakes in the key files of the configured hosts and upstreams, and in certificates."""
-    looks: list[tuple[Place, Sought, Callable[[], str]]] = [
-        (
-            (HOSTS, name, "key_file"),
-            Sought("key_file", host.key_file),
-            functools.partial(
-                _read_key, host.key_file, "copy agent.key from the state folder of the agent"
-            ),
-        )
-        for name, host in settings.hosts.items()
-        # A missing `key_file` is reported elsewhere.
-        if host.key_file
-    ]
+    """Mistakes in the key files and certificates of the configured upstreams."""
+    looks: list[tuple[Place, Sought, Callable[[], str]]] = []
     for name, upstream in settings.upstreams.items():
         if (file := upstream.key_file) is not None:
             look = functools.partial(_read_key, file, "write the key of the upstream into it")

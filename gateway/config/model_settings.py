@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 from msgspec import Meta, Struct, field
 
 from gateway.config.key import (
+    Budget,
     Count,
     Section,
     Size,
@@ -15,6 +16,7 @@ from gateway.config.key import (
     byte_size,
     choice,
     count,
+    memory_budget,
     parameters,
     rank_places,
     switch,
@@ -158,6 +160,15 @@ class ModelSettings(Section, frozen=True):
             most=64,
         ),
     ] = ()
+    hostfile: Annotated[
+        Text | None,
+        text(
+            "A host file of mlx.launch (JSON), in place of ranks. Its first machine is this one.",
+            "a file",
+            example="~/hosts.json",
+            unset="none",
+        ),
+    ] = None
     backend: Annotated[
         RankBackend | None,
         choice(
@@ -322,7 +333,7 @@ class ModelSettings(Section, frozen=True):
 # The keys that only models have that workers compute, and those that only commands have.
 COMPUTED_KEYS: Final = (
     *("path", "context_tokens", "kv_bits", "adapter", "draft_model", "draft_tokens", "guesses"),
-    *("pictures", "local", "ranks", "backend", "split", "system", "defaults"),
+    *("pictures", "local", "ranks", "hostfile", "backend", "split", "system", "defaults"),
     *("template_arguments", "reasoning_fields", "python"),
 )
 COMMAND_KEYS: Final = (
@@ -405,26 +416,26 @@ class UpstreamSettings(Section, frozen=True):
 
 
 class HostSettings(Section, frozen=True):
-    """Another machine that models' ranks may run on; the table's name is the host's.
-    `bulkhead agent` runs there, and says at its first start what belongs here.
+    """Another machine that models' ranks may run on; the table's name is the host's. The gateway
+    starts the ranks by ssh, without a password.
     """
 
-    url: Annotated[
+    ssh: Annotated[
         Text,
         text(
-            "Where its agent serves.",
-            "an address such as https://studio2.local:8643",
-            example="https://studio2.local:8643",
+            "The host's name for ssh.",
+            "a name such as studio2 or me@studio2.local",
+            example="studio2",
         ),
     ]
-    key_file: Annotated[
-        Text, text("A copy of the agent's key, with mode 0600.", "a file", example="~/studio2.key")
-    ]
-    fingerprint: Annotated[
+    command: Annotated[
         Text,
         text(
-            "The SHA-256 fingerprint of the agent's certificate. No other certificate is trusted.",
-            "SHA256: and 43 characters, or 64 hexadecimal digits",
-            example=f"SHA256:{'A' * 43}",
+            "The command bulkhead on that host; its shell reads the command.",
+            "a command such as ~/bulkhead/.venv/bin/bulkhead",
         ),
-    ]
+    ] = "bulkhead"
+    budget: Annotated[
+        Budget,
+        memory_budget("The memory that all ranks of this gateway may hold there."),
+    ] = "auto"

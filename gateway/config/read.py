@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from gateway.config.host_file import with_host_files
 from gateway.config.key import Section, UnexpectedError
 from gateway.config.layers import (
     ConfigError,
@@ -203,8 +204,8 @@ class _Reading:
                     key: self._section(NAMED[name], (name, key), each)
                     for key, each in table.items()
                 }
-        settings = Settings(**found)
-        for place, message in complaints(settings):
+        settings, mistakes = with_host_files(Settings(**found))
+        for place, message in (*mistakes, *complaints(settings)):
             # Without its command a model seems to have keys that don't belong to it.
             if (*place[:2], "command") not in self._wrong or place[2:] == ("command",):
                 self._complain(place, message)
@@ -269,7 +270,7 @@ class _Reading:
     def check_ranks(
         self, settings: Settings, located: Mapping[str, Located], places: Places
     ) -> None:
-        """Check the key files of hosts, and whether ranks can share a model's attention heads."""
+        """Check upstreams' key files, and whether ranks can share a model's attention heads."""
         folders = {
             model_id: each.path
             for model_id, each in located.items()

@@ -26,7 +26,6 @@ from gateway.config.settings import HUGGING_FACE, Settings
 from gateway.config.tables import GROUPS, keys_of
 from gateway.config.toml_file import Place
 from gateway.system.notation import nearest
-from gateway.system.tls import parse_fingerprint
 
 Complaint: TypeAlias = tuple[Place, str]
 
@@ -36,8 +35,9 @@ _PAGE_ORIGIN: Final = re.compile(
     # The names of a program's pages differ from one installation to the next.
     r"|(?!https?:)[a-z][a-z0-9+.-]*://\*"
 )
-_AGENT: Final = re.compile(r"https://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?/?")
-_AGENT_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+# ssh takes a destination that begins with a hyphen for an option.
+_SSH: Final = re.compile(r"[A-Za-z0-9_][!-~]{0,254}")
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PATH: Final = re.compile(r"/(?!/)[!-\"$-~]*")
 _UPSTREAM: Final = re.compile(
     r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:(?P<port>[0-9]{1,5}))?(/[!-~]*)?"
@@ -67,23 +67,18 @@ def complaints(settings: Settings) -> Iterator[Complaint]:
 
 def _hosts(settings: Settings) -> Iterator[Complaint]:
     for name, host in settings.hosts.items():
-        if name == LOCAL or not _AGENT_NAME.fullmatch(name):
+        if name == LOCAL or not _NAME.fullmatch(name):
             yield (
                 ("hosts", name),
                 f"{toml_text(name)} is no name of another host: 1 to 64 letters, digits or ._- "
                 f"that begin with a letter or digit, and not {toml_text(LOCAL)}, which is this one",
             )
-        # A missing `url` or `fingerprint` is reported elsewhere.
-        if host.url and not _AGENT.fullmatch(host.url):
+        # A missing `ssh` is reported elsewhere.
+        if host.ssh and not _SSH.fullmatch(host.ssh):
             yield (
-                ("hosts", name, "url"),
-                f"{toml_text(host.url)} is not an agent's address, as https://studio2.local:8643",
+                ("hosts", name, "ssh"),
+                f"{toml_text(host.ssh)} is no destination for ssh, as studio2 or me@studio2.local",
             )
-        if host.fingerprint:
-            try:
-                parse_fingerprint(host.fingerprint)
-            except ValueError as error:
-                yield ("hosts", name, "fingerprint"), str(error)
 
 
 def _hub(settings: Settings) -> Iterator[Complaint]:
@@ -223,7 +218,7 @@ def _ranks(settings: Settings) -> Iterator[Complaint]:
         if model.python is not None and model.ranks_here < len(model.places):
             yield (
                 ("models", model_id, "python"),
-                "a model with ranks on other hosts runs in the environments of their agents",
+                "a model with ranks on other hosts runs in the environments of bulkhead there",
             )
 
 
@@ -281,7 +276,7 @@ def _commands(settings: Settings) -> Iterator[Complaint]:
 
 def _upstreams(settings: Settings) -> Iterator[Complaint]:
     for name, upstream in settings.upstreams.items():
-        if not _AGENT_NAME.fullmatch(name):
+        if not _NAME.fullmatch(name):
             yield (
                 ("upstreams", name),
                 f"{toml_text(name)} is no name of an upstream: 1 to 64 letters, digits or ._- that "

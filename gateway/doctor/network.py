@@ -1,4 +1,4 @@
-"""Checks of the network: who can reach the gateway, and whether other hosts' agents answer."""
+"""Checks of the network: who can reach the gateway, and whether other hosts answer by ssh."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from gateway.config.tables import label
 from gateway.doctor.finding import Finding, Severity, error, ok, warning
 from gateway.doctor.installation import Installation
 from gateway.system.notation import format_size, is_loopback
-from gateway.workers.agent_bodies import HostBody
-from gateway.workers.remote_host import AgentLink
+from gateway.workers.ssh_host import SshHost
+from gateway.workers.ssh_messages import HostReading
 
 _NETWORK = "network"
 
@@ -62,60 +62,49 @@ def look_at_hosts(installation: Installation) -> Iterator[Finding]:
     if not hosts:
         yield ok(_HOSTS, "The configuration names no other machine.")
     for name, settings in hosts.items():
-        found = asyncio.run(_look(name, settings))
-        if found.severity is Severity.OK:
+        finding = asyncio.run(_look(name, settings))
+        if finding.severity is Severity.OK:
             of_gateway = installation.running().unreached.get(name)
-            found = found if of_gateway is None else judge_difference(name, of_gateway)
-        yield found
+            finding = finding if of_gateway is None else judge_difference(name, of_gateway)
+        yield finding
 
 
 async def _look(name: str, settings: HostSettings) -> Finding:
+    host = SshHost(name, settings)
     try:
-        link = AgentLink(name, settings.url, settings.key_file, settings.fingerprint, "doctor")
-    except ValueError as mistake:
-        return judge_host(name, str(mistake), None)
-    try:
-        told = await link.host()
-        return judge_host(name, told, link.disagreement(told))
+        return judge_host(name, await host.read())
     except OSError as failure:
-        return judge_host(name, str(failure), None)
+        return judge_host(name, str(failure))
     finally:
-        await link.close()
+        await host.close()
 
 
 def judge_difference(name: str, of_gateway: str) -> Finding:
-    """The finding for an agent that answers the doctor, but not the running gateway. `of_gateway`
-    is the gateway's reason.
+    """The finding for a host that answers the doctor, but not the running gateway. `of_gateway` is
+    the gateway's reason.
     """
     return error(
         _HOSTS,
-        f"Its agent answers the doctor, but not the running gateway: {of_gateway.rstrip('.')}.",
-        "macOS may keep a LaunchAgent from the local network, but no program in a terminal: see "
-        "docs/hosts.md. On other systems try again in some seconds.",
+        f"It answers the doctor, but not the running gateway: {of_gateway.rstrip('.')}.",
+        "A service may have no ssh agent, and so needs a key without a passphrase; macOS may keep "
+        "it from the local network. docs/hosts.md has both.",
         subject=name,
     )
 
 
-def judge_host(name: str, told: HostBody | str, disagreement: str | None) -> Finding:
-    """`told` is the agent's answer, or the reason why there is none. `disagreement` says why ranks
-    on that host can't work with ranks here; None if they can.
-    """
-    if isinstance(told, str):
+def judge_host(name: str, answer: HostReading | str) -> Finding:
+    """`answer` is the host's, or the reason why there is none."""
+    if isinstance(answer, str):
         return error(
             _HOSTS,
-            f"{told.rstrip('.')}.",
-            "Start `bulkhead agent` there, and compare url, key_file and fingerprint with its log. "
-            "docs/hosts.md has the steps.",
+            f"{answer.rstrip('.')}.",
+            "Try `ssh -o BatchMode=yes` to it: ssh must need no password, and `bulkhead` there "
+            "must be the same version. docs/hosts.md has the steps.",
             subject=name,
         )
-    if disagreement is not None:
-        return error(
-            _HOSTS, disagreement, "Install the same version on both machines.", subject=name
-        )
-    memory = told.memory
     return ok(
         _HOSTS,
-        f"Its agent {told.version} answers: {format_size(memory.free_bytes)} of "
-        f"{format_size(memory.budget_bytes)} is free, {told.ranks} ranks run.",
+        f"It answers: ranks may hold {format_size(answer.budget_bytes)}, and "
+        f"{format_size(answer.available_bytes)} of {format_size(answer.total_bytes)} is available.",
         subject=name,
     )

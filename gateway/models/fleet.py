@@ -35,7 +35,7 @@ from gateway.system.tasks import Faults, LoopLag, Tasks
 from gateway.system.wakefulness import Wakefulness
 from gateway.upstreams.upstreams import Upstreams
 from gateway.workers.orphans import Orphan, WorkerRecords
-from gateway.workers.remote_host import Hosts
+from gateway.workers.ssh_host import Hosts
 from gateway.workers.starter import Channel, Starter
 from gateway.workers.worker import Worker
 from gateway.workers.worker_log import WorkerLog

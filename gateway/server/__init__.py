@@ -1,1 +1,1 @@
-"""The gateway's process, from its start to its end or an upgrade, and the agent's process."""
+"""The gateway's process, from its start to its end or an upgrade."""

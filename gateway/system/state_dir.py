@@ -98,7 +98,6 @@ class StateDir:
         # No model has a log of this name: ids are quoted, and quoted ids have no parentheses.
         self.spare_log_path = self.logs / "(spare).log"
         # The log of the ranks that an agent has started.
-        self.ranks_log_path = self.logs / "(ranks).log"
         # The files with `UncleanStarts`, `NextGateway` and `Address`.
         self.starts_path = self.path / "starts.json"
         self.successor_path = self.path / "successor.json"
@@ -266,7 +265,6 @@ class StateDir:
             self.gateway_log_path,
             self.crash_log_path,
             self.spare_log_path,
-            self.ranks_log_path,
         )
 
 

@@ -4,17 +4,13 @@ fingerprints. Functions that take a path block.
 
 from __future__ import annotations
 
-import base64
-import datetime
-import hashlib
 import logging
-import re
 import ssl
 import time
 from pathlib import Path
 from typing import Final
 
-from gateway.system.state_file import read_secret, write_secret
+from gateway.system.state_file import write_secret
 
 _DAY_S: Final = 86400.0
 # The operator is warned this long before the end: time enough for a renewal by hand. Programs
@@ -98,19 +94,7 @@ def trusting(certificate: str) -> ssl.SSLContext:
 
     Raises: OSError: the file can't be read.
     """
-    return _trusting_only(ssl.create_default_context(cafile=certificate))
-
-
-def trusting_this(certificate: bytes) -> ssl.SSLContext:
-    """A client's context that trusts only this certificate, in DER, whatever names it has."""
-    pem = ssl.DER_cert_to_PEM_cert(certificate)
-    context = _trusting_only(ssl.create_default_context(cadata=pem))
-    # The strict rules are for certificates of authorities, not for a self-signed one.
-    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-    return context
-
-
-def _trusting_only(context: ssl.SSLContext) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=certificate)
     context.check_hostname = False
     # The trusted certificate need not be an authority's.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -207,85 +191,3 @@ class Certificates:
             logger.warning(
                 "Commands of this machine can't be told which certificate to trust: %s", error
             )
-
-
-# An agent's certificate is never renewed: gateways know it by its fingerprint.
-_VALID_DAYS: Final = 365 * 30
-_PREFIX: Final = "SHA256:"
-_BASE64: Final = re.compile(r"(?:SHA256:)?[A-Za-z0-9+/]{43}=?")
-_DIGITS: Final = re.compile(r"(?:SHA256:)?((?:[0-9a-f]{2}:?){31}[0-9a-f]{2})", re.IGNORECASE)
-
-
-def ensured_certificate(certificate: Path, key: Path, name: str) -> None:
-    """Make a self-signed certificate and its key unless both exist. `name` is the host's name.
-
-    Raises: OSError: the files can't be written, or other accounts may read the key.
-    """
-    if certificate.exists() and key.exists():
-        read_secret(key)
-        return
-    # cryptography is slow to import, and needed only once.
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import NameOID
-
-    secret = ec.generate_private_key(ec.SECP256R1())
-    # A common name has 64 characters at most (RFC 5280, ub-common-name).
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64] or "bulkhead")])
-    now = datetime.datetime.now(datetime.UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(secret.public_key())
-        .serial_number(x509.random_serial_number())
-        # The other host's clock may be behind.
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=_VALID_DAYS))
-        .sign(secret, hashes.SHA256())
-    )
-    write_secret(
-        key,
-        secret.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        ),
-    )
-    write_secret(certificate, made.public_bytes(serialization.Encoding.PEM))
-
-
-def fingerprint_of_file(certificate: Path) -> str:
-    """The fingerprint of the first certificate in a PEM file. Raises: CertificateError."""
-    try:
-        text = certificate.read_text("ascii")
-        first = text[: text.index("-----END CERTIFICATE-----") + len("-----END CERTIFICATE-----")]
-        return fingerprint(ssl.PEM_cert_to_DER_cert(first[first.index("-----BEGIN CERT") :]))
-    except (OSError, ValueError) as error:
-        raise CertificateError(f"{certificate} can't be read: {error}") from error
-
-
-def fingerprint(certificate: bytes) -> str:
-    """SHA-256 of a certificate in DER, as OpenSSH writes fingerprints."""
-    return _written(hashlib.sha256(certificate).digest())
-
-
-def parse_fingerprint(text: str) -> str:
-    """A fingerprint as `fingerprint` writes it, from that form or from hexadecimal digits.
-
-    Raises: ValueError: the text is no fingerprint.
-    """
-    text = text.strip()
-    if _BASE64.fullmatch(text) is not None:
-        return _PREFIX + text.removeprefix(_PREFIX).rstrip("=")
-    if (digits := _DIGITS.fullmatch(text)) is not None:
-        return _written(bytes.fromhex(digits[1].replace(":", "")))
-    raise ValueError(
-        f"{text[:100]!r} is no SHA-256 fingerprint: SHA256: and 43 characters, or 64 hexadecimal "
-        "digits"
-    )
-
-
-def _written(digest: bytes) -> str:
-    return _PREFIX + base64.b64encode(digest).decode("ascii").rstrip("=")

@@ -19,6 +19,7 @@ from gateway.workers.host import LocalHost, RankEnd, RankHost, RankOrder, RankPr
 from gateway.workers.rank_group import RankGroup
 from gateway.workers.rank_memory import RankReservation, capped, for_all_ranks, for_each_rank
 from gateway.workers.shutdown_steps import ShutdownStep
+from gateway.workers.worker_log import WorkerLog
 from protocol.channel import new_keys
 from protocol.life import Need, RankBackend, RankLost, Ranks, RankSplit
 from protocol.message import Message, endpoint
@@ -43,7 +44,7 @@ class Plan(Struct, frozen=True):
     each rank the addresses at which other ranks reach it; without any the host's own address is
     used. With JACCL the interfaces are RDMA devices. Each rank on this machine gets one of the
     `cards`, if there are any. Each rank on another host needs `needed_bytes`, and can use
-    `wanted_bytes`. A rank that is silent for `silence_s` is lost.
+    `wanted_bytes`. A rank that is silent for `silence_s` is lost. All ranks print to `log`.
     """
 
     model_id: str
@@ -53,6 +54,7 @@ class Plan(Struct, frozen=True):
     hosts: Sequence[RankHost]
     interfaces: Sequence[Sequence[str]]
     silence_s: float
+    log: WorkerLog
     needed_bytes: int = 0
     wanted_bytes: int = 0
     cards: Sequence[str] = ()
@@ -230,7 +232,9 @@ class Followers:
             for each in self.each:
                 if not self.fate.may_start:
                     break
-                each.process = await asyncio.wait_for(each.host.start(self._order(each)), _START_S)
+                each.process = await asyncio.wait_for(
+                    each.host.start(self._order(each), self._plan.log), _START_S
+                )
                 step = self.fate.started(each.rank)
                 self._tasks.start(self._wait(each, each.process), f"rank {each.rank}")
                 if step is not None:
@@ -335,9 +339,9 @@ class Followers:
         if follower.running is None:
             return False
         try:
-            kept_bytes = await asyncio.wait_for(follower.running.keep(wish_bytes), _ANSWER_S)
+            kept_bytes = await asyncio.wait_for(follower.running.reserve(wish_bytes), _ANSWER_S)
         except (OSError, TimeoutError) as error:
-            # A host that stays out of reach loses its lease, which ends its ranks.
+            # A host that stays out of reach loses its session, which ends its rank.
             logger.warning("%s: memory for rank %d: %s", self._plan.model_id, follower.rank, error)
             return False
         self.reservation.keeps(follower.rank, follower.host.name, kept_bytes)

@@ -33,7 +33,7 @@ THIS_MACHINE: Final = "this machine"
 
 
 class RankOrder(ProcessOrder, frozen=True, kw_only=True):
-    """An order to start a rank. The host keeps `needed_bytes`, an estimate, for the rank."""
+    """An order to start a rank. `needed_bytes`, an estimate, are reserved on the host."""
 
     rank: int
     needed_bytes: int = 0
@@ -51,13 +51,11 @@ class RankEnd(Struct, frozen=True):
 
 class HostFigures(Struct, frozen=True):
     """The memory for ranks on a host, in bytes. `free_bytes` of the budget are neither held by
-    ranks nor promised to them. `versions` must be the same on all hosts of a model; their names are
-    those of distributions, and "protocol".
+    ranks nor reserved for them.
     """
 
     budget_bytes: int
     free_bytes: int
-    versions: dict[str, str]
 
 
 class RankProcess(Protocol):
@@ -70,9 +68,9 @@ class RankProcess(Protocol):
     async def footprint(self) -> Footprint:
         """Raises: FootprintError; OSError if no answer comes in time."""
 
-    async def keep(self, wanted_bytes: int) -> int:
-        """Have the host keep `wanted_bytes` for the rank. Returns the bytes that the host keeps
-        from now on: fewer than wanted if the host has no room for more. Raises: OSError.
+    async def reserve(self, wanted_bytes: int) -> int:
+        """Reserve `wanted_bytes` for the rank on its host. Returns the bytes that are reserved from
+        now on: fewer than wanted if the host has no room for more. Raises: OSError.
         """
 
     async def dump(self) -> None:
@@ -107,8 +105,9 @@ class RankHost(Protocol):
     async def free_ports(self, count: int) -> tuple[int, ...]:
         """TCP ports of the host that are free now. Raises: OSError."""
 
-    async def start(self, order: RankOrder) -> RankProcess:
-        """Start a rank. After an error no process is left, at the latest after a short time.
+    async def start(self, order: RankOrder, log: WorkerLog) -> RankProcess:
+        """Start a rank, which prints to `log`. After an error no process is left, at the latest
+        after a short time.
 
         Raises:
             NoRoomError: the host lacks memory for the rank now.
@@ -140,7 +139,7 @@ class LocalRank:
             functools.partial(footprint, self.pid), _READING_S, f"the footprint of {self.pid}"
         )
 
-    async def keep(self, wanted_bytes: int) -> int:
+    async def reserve(self, wanted_bytes: int) -> int:
         # The memory of this machine is in the gateway's account already.
         return wanted_bytes
 
@@ -169,19 +168,14 @@ class LocalHost:
 
     name = THIS_MACHINE
 
-    def __init__(
-        self, log: WorkerLog, records: WorkerRecords, room_bytes: Callable[[], tuple[int, int]]
-    ) -> None:
-        """Ranks print to `log`. `room_bytes` returns this machine's budget, and the free part of
-        the budget.
-        """
-        self._log = log
+    def __init__(self, records: WorkerRecords, room_bytes: Callable[[], tuple[int, int]]) -> None:
+        """`room_bytes` returns this machine's budget, and the free part of the budget."""
         self._records = records
         self._room_bytes = room_bytes
 
     async def figures(self) -> HostFigures:
         budget_bytes, free_bytes = self._room_bytes()
-        return HostFigures(budget_bytes, free_bytes, versions())
+        return HostFigures(budget_bytes, free_bytes)
 
     async def address(self) -> str:
         return LOOPBACK
@@ -189,8 +183,8 @@ class LocalHost:
     async def free_ports(self, count: int) -> tuple[int, ...]:
         return free_ports(count)
 
-    async def start(self, order: RankOrder) -> LocalRank:
-        return LocalRank(order, RankLog(self._log, order.rank), self._records)
+    async def start(self, order: RankOrder, log: WorkerLog) -> LocalRank:
+        return LocalRank(order, RankLog(log, order.rank), self._records)
 
 
 def own_address(towards: str) -> str:

@@ -27,9 +27,9 @@ from gateway.workers.host import LocalHost, RankHost
 from gateway.workers.link import Link
 from gateway.workers.orphans import WorkerRecords
 from gateway.workers.process import AdoptedProcess, ProcessOrder, WorkerProcess
-from gateway.workers.remote_host import Hosts, RemoteHost
 from gateway.workers.report import WorkerState
 from gateway.workers.spares import Spares
+from gateway.workers.ssh_host import Hosts
 from gateway.workers.worker import Listener, Worker
 from gateway.workers.worker_log import WorkerLog
 from protocol.channel import Keys, new_keys
@@ -95,9 +95,9 @@ class Starter:
         """
         # An unknown host must be an error before there is a process.
         there = {
-            each.host: RemoteHost(self._hosts.link(each.host), log)
-            for each in model.settings.places
-            if each.host != LOCAL
+            place.host: self._hosts.host(place.host)
+            for place in model.settings.places
+            if place.host != LOCAL
         }
         python = model.settings.interpreter
         adopted = self.spares.adopt() if python is None and not model.is_command else None
@@ -167,7 +167,7 @@ class Starter:
         estimated: Estimate | None,
     ) -> None:
         settings = model.settings
-        here: RankHost = LocalHost(log, self._records, self._room_bytes)
+        here: RankHost = LocalHost(self._records, self._room_bytes)
         floor_bytes, whole_bytes = (
             (0, 0) if estimated is None else (estimated.floor_bytes, estimated.whole_bytes)
         )
@@ -179,6 +179,7 @@ class Starter:
             hosts=[there.get(each.host, here) for each in settings.places],
             interfaces=[each.interfaces for each in settings.places],
             silence_s=max(self._in_force.settings.workers.heartbeat_timeout_s, _LEAST_SILENCE_S),
+            log=log,
             cards=cards(settings.ranks_here),
             needed_bytes=floor_bytes // sharing(settings.ranks_here),
             wanted_bytes=whole_bytes // sharing(settings.ranks_here),

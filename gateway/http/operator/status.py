@@ -51,7 +51,7 @@ from gateway.system.tasks import Fault
 from gateway.upstreams.upstream import Upstream
 from gateway.upstreams.upstreams import Way
 from gateway.workers.host import THIS_MACHINE
-from gateway.workers.remote_host import RemoteReading
+from gateway.workers.ssh_host import SshHost
 from gateway.workers.worker import Worker
 from protocol.requests import Embed, Generate, Sampling, Task, TextPrompt
 
@@ -71,7 +71,7 @@ def gateway_status(fleet: Fleet, configuration: Configuration) -> Status:
         memory=_memory_status(fleet),
         prompt_cache=_together([each.prompt_cache for each in models], fleet),
         models=models,
-        hosts=[_host_status(each) for each in fleet.hosts.readings.values()],
+        hosts=[_host_status(host) for host in fleet.hosts.by_name.values()],
         groups=[_group_status(each, fleet) for each in fleet.scheduler.ledger.groups.all],
         upstreams=[_upstream_status(each) for each in fleet.upstreams.by_name.values()],
         instance=fleet.upstreams.instance,
@@ -115,18 +115,18 @@ def _upstream_status(upstream: Upstream) -> UpstreamStatus:
     )
 
 
-def _host_status(reading: RemoteReading) -> HostStatus:
-    told = reading.told
+def _host_status(host: SshHost) -> HostStatus:
+    memory = None if host.reading is None else host.memory
     return HostStatus(
-        name=reading.link.name,
-        url=reading.link.url,
-        reachable=told is not None,
-        reason=reading.trouble,
-        version=None if told is None else told.version,
-        budget_bytes=None if told is None else told.memory.budget_bytes,
-        held_bytes=None if told is None else told.memory.held_bytes,
-        free_bytes=None if told is None else told.memory.free_bytes,
-        ranks=None if told is None else told.ranks,
+        name=host.name,
+        ssh=host.settings.ssh,
+        reachable=host.reading is not None,
+        reason=host.trouble,
+        version=None if host.hello is None else host.hello.version,
+        budget_bytes=None if memory is None else memory.budget_bytes,
+        held_bytes=None if memory is None else memory.held_bytes,
+        free_bytes=None if memory is None else memory.free_bytes,
+        ranks=None if memory is None else memory.ranks,
     )
 
 

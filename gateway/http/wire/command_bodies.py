@@ -176,11 +176,11 @@ class ConfigStatus(Struct):
 
 class HostStatus(Struct):
     """Another machine that ranks may run on. `reason` says why it can't be reached, or why its
-    ranks can't work with the ranks here. The bytes are the figures of its agent.
+    ranks can't work with the ranks here. The bytes are of this gateway's ranks there.
     """
 
     name: str
-    url: str
+    ssh: str
     reachable: bool
     reason: str | None
     version: str | None

@@ -102,7 +102,7 @@ def undo(parts: Parts, relay: Relay) -> None:
 
 def check_ranks(parts: Parts) -> None:
     """Raises: HandoverError: a loaded model has several ranks. Its followers watch this gateway, or
-    an agent that watches this gateway, and can't change to another gateway.
+    end with an ssh of this gateway, and can't change to another gateway.
     """
     for supervisor in parts.fleet.roster.everyone:
         if supervisor.worker is not None and supervisor.worker.followers is not None:

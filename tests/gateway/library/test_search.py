@@ -11,6 +11,7 @@ import pytest
 
 from gateway.library.findings import WELL_KNOWN, Room, rank_candidates, well_known
 from gateway.library.hub_process import (
+    Candidate,
     HubError,
     HubFailure,
     SearchJob,
