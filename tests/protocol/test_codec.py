@@ -317,12 +317,12 @@ _HELLO_START = b"\x82\xa4type\xa5hello\xb0protocol_version"
 
 def _reject(frame: bytes) -> list[str]:
     """Both sides refuse the frame; returns what they say."""
-    said = []
+    messages = []
     for decode in (decode_from_worker, decode_from_gateway):
         with pytest.raises(ProtocolError) as raised:
             decode(frame)
-        said.append(str(raised.value))
-    return said
+        messages.append(str(raised.value))
+    return messages
 
 
 def _survive(frame: bytes) -> None:

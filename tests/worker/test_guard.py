@@ -14,7 +14,7 @@ def test_a_burst_passes_and_a_flood_does_not() -> None:
     line = b"x" * 1024
     passed = sum(len(bound.limit(line, 0.0)) for _ in range(10_000))
     assert passed == 1 << 20
-    flood = sum(len(bound.limit(line, at / 1000)) for at in range(20_000))
+    flood = sum(len(bound.limit(line, index / 1000)) for index in range(20_000))
     assert flood < 20.5 * (256 << 10), "256 KiB a second"
     assert flood > 10 * (256 << 10)
 
@@ -22,7 +22,7 @@ def test_a_burst_passes_and_a_flood_does_not() -> None:
 def test_a_flood_of_empty_lines_is_one_too() -> None:
     for end in (b"\n", b"\r"):
         bound = OutputBound(0.0)
-        lines = sum(bound.limit(end * 100, at / 1000).count(end) for at in range(20_000))
+        lines = sum(bound.limit(end * 100, index / 1000).count(end) for index in range(20_000))
         assert lines < 60_000, "their number counts too, as each takes time"
 
 

@@ -82,7 +82,7 @@ class Assembly:
         self._after_tag = True
 
     def only_text(self) -> None:
-        """Note that no tag follows. White space is kept from here on."""
+        """Expect no tag any more. White space is a part of the answer from here on."""
         self._plain = True
 
     def start_call(self, name: str) -> None:

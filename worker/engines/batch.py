@@ -91,13 +91,13 @@ class RowBatch:
     def takes(self, tokens: int) -> bool:
         """Whether a sequence that has `tokens` tokens to compute may join now.
 
-        mlx-lm computes a bounded number of prompts at a time. While rows are about to end their
-        prompts, no sequence may join: mlx-lm would merge it with these rows, only to cut them apart
-        again. Both would go on as two groups, and each group costs a copy of the batch.
+        mlx-lm computes a bounded number of prompts at a time. While a row has only the last token
+        of its prompt left, no sequence may join. mlx-lm would merge the sequence with that row, and
+        split both into two groups in the next step. Each group costs a copy of the batch.
 
         All rows in prefill share a chunk, and a chunk reads the caches of each of these rows. So no
-        sequence may join while the rows have enough tokens left to fill chunks. Rows that have much
-        more left than the newcomer don't count, so that they don't keep it waiting.
+        sequence may join while these rows have enough tokens left to fill chunks. A row with many
+        more tokens left than the new sequence doesn't count: the sequence must not wait for it.
         """
         if len(self._prefilling) + len(self._lone) >= self._prompts or self._at_end:
             return False
@@ -106,8 +106,8 @@ class RowBatch:
 
     def prefills_beyond(self, tokens: int) -> bool:
         """Whether a row in prefill has seen many more than `tokens` tokens. A sequence of `tokens`
-        tokens that joined would be padded to the length of that row: each of its tokens would look
-        at as many earlier places as a token of that row.
+        tokens would be padded to the length of that row. Then each token of the sequence would look
+        at as many earlier places as a token of that row does.
         """
         most_tokens = _MUCH_LONGER * (tokens + _ENOUGH_TOKENS)
         return any(row.seen_tokens > most_tokens for row in self._together)
@@ -192,8 +192,8 @@ class RowBatch:
         )
 
     def next_to_put_aside(self) -> tuple[int, SequenceRow]:
-        """The row to put aside first, and mlx-lm's number of this row: among the rows of the lowest
-        priority the last that joined.
+        """The row to put aside next, and mlx-lm's number of this row. Of the rows with the lowest
+        priority it is the last one that joined.
         """
         return min(reversed(self._rows.items()), key=lambda each: each[1].sequence.priority)
 
@@ -286,8 +286,8 @@ class RowBatch:
         watched = any(self._rows[uid].prompt_scores is not None for uid in self._prefilling)
         if watched:
             chunk = min(chunk, scored_chunk(rows, self._tap.vocabulary, self._working_bytes))
-        unkept = (self._rows[uid].uncached_tokens for uid in self._prefilling - self._at_end)
-        chunk = to_block_end(chunk, max(unkept, default=0))
+        uncached = (self._rows[uid].uncached_tokens for uid in self._prefilling - self._at_end)
+        chunk = to_block_end(chunk, max(uncached, default=0))
         stepped = self._generator.step(chunk, watched=watched)
         scored_s = 0.0
         if watched:
@@ -332,7 +332,7 @@ class RowBatch:
         return [self._rows[uid] for uid in self._prefilling]
 
     def cached_rows(self) -> list[CachedRow]:
-        """The running rows of which the prompt cache may keep blocks, with their caches. For use
+        """The running rows whose blocks the prompt cache may store, with their caches. For use
         between two steps.
         """
         places = self._generator.places()
@@ -348,7 +348,7 @@ class RowBatch:
         ]
 
     def ended_rows(self) -> list[CachedRow]:
-        """The rows that ended since the last call and of which the prompt cache may keep blocks."""
+        """The rows that ended since the last call, and whose blocks the prompt cache may store."""
         ended, self._ended = self._ended, []
         return [CachedRow(row, *caches) for row, caches in ended if row.cached_blocks is not None]
 

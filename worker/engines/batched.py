@@ -109,7 +109,7 @@ class BatchedEngine(QueuedEngine):
         self._configured_rows = max_concurrency
         self._worth_bytes = max(room.weight_bytes, step_bytes())
         self._batches: deque[RowBatch] = deque()
-        # The batch of the last step, while its blocks haven't been kept.
+        # The batch of the last step, until its blocks are stored in the prompt cache.
         self._stepped: RowBatch | None = None
         self._stall_s = _CAUTION * stall_s
         self._pace = PrefillPace(

@@ -1,5 +1,5 @@
-"""The common part of both engines: the queue of sequences, and the prompt cache, which shares the
-memory limit with running sequences.
+"""The common part of both engines: the queue of sequences, and the prompt cache. Running sequences
+and the prompt cache share one memory limit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from worker.engines.turns import SharerSeconds, Turns
 from worker.prompt_cache.cache import ComputedRow, PromptCache, RestoredCaches
 from worker.prompt_cache.path import BLOCK_TOKENS, Path
 
-# Blocks of an answer are kept so many at a time, because each time costs a copy in each layer.
+# Blocks of an answer are stored so many at a time, since each time costs a copy in each layer.
 _ANSWER_BLOCKS: Final = 8
 # A sequence waits for a row in prefill if that row will compute at least so many blocks with which
 # the sequence begins, too.
@@ -104,8 +104,8 @@ class PromptKeeper:
         self.cache.shrink(most_bytes)
 
     def waits(self, sequence: Sequence, sizes: list[Batch], prefilling: list[SequenceRow]) -> bool:
-        """Whether a sequence should wait for cached blocks: its blocks are being read from disk or
-        will be, or a row in `prefilling` is about to compute them. May begin the read.
+        """Whether a sequence should wait for cached blocks. It should if its blocks are read from
+        disk now or soon, or if a row in `prefilling` will compute them soon. This may start a read.
         """
         path = sequence.path
         if path is None or not path.keys:
@@ -124,8 +124,8 @@ class PromptKeeper:
         return any(self._will_share(row, path, depth) for row in prefilling)
 
     def waits_for_room(self, sequence: Sequence, joined: list[Batch]) -> bool:
-        """Whether a sequence should wait for a loan: beside batches of the sizes `joined` the cache
-        would have to drop the blocks with which the sequence begins. Returns False once the
+        """Whether a sequence should wait for a loan. It should if the cache has no room for the
+        first blocks of the sequence beside batches of the sizes `joined`. Returns False once the
         sequence has waited long enough.
         """
         request_id = sequence.request_id
@@ -165,8 +165,8 @@ class PromptKeeper:
     def store_blocks(
         self, running: Iterable[CachedRow], ended: Iterable[CachedRow], sizes: list[Batch]
     ) -> None:
-        """Keep new blocks of rows. First hand to the disk the blocks of the last call, which are
-        computed by now.
+        """Store new blocks of rows in the prompt cache. First hand the blocks of the last call to
+        the disk: they are computed by now.
         """
         self.cache.store()
         self._missing_bytes = 0
@@ -207,8 +207,8 @@ class PromptKeeper:
         row.cached_blocks = depth
 
     def _store_ended(self, ended: Iterable[CachedRow], sizes: list[Batch]) -> None:
-        """Keep the blocks of all ended rows at once. If there is too little room, keep those of as
-        many rows as possible.
+        """Store the blocks of all ended rows at once. If there is too little room, store those of
+        as many rows as possible.
         """
         found = (_computed(each, each.row.seen_tokens // BLOCK_TOKENS) for each in ended)
         new = [each for each in found if each is not None and each.first < len(each.path.keys)]
@@ -355,8 +355,8 @@ class QueuedEngine(ABC):
 
 
 def _computed(each: CachedRow, depth: int) -> ComputedRow | None:
-    """The blocks of a row up to `depth` that the cache doesn't have; None: no blocks of this row
-    are to be kept.
+    """The blocks of a row up to `depth` that the cache doesn't have. None: no blocks of this row
+    are stored.
     """
     row, path = each.row, each.row.sequence.path
     if path is None or row.cached_blocks is None:
@@ -371,6 +371,6 @@ def _computed(each: CachedRow, depth: int) -> ComputedRow | None:
 
 
 def _has_prompt_left(row: SequenceRow) -> bool:
-    """Whether the row's prompt has a block that could be kept and hasn't been kept."""
+    """Whether the row's prompt has a block that isn't in the prompt cache yet."""
     path = row.sequence.path
     return path is not None and row.cached_blocks is not None and row.cached_blocks < len(path.keys)

@@ -5,8 +5,8 @@ gets a token, no cancellation is seen and no progress is reported. A chunk is bo
 summed over all rows, because its memory beside the caches grows with its length.
 
 Each token of a prompt looks at all tokens before it, so later tokens take longer. The number of
-earlier tokens is the context. A speed is kept for each magnitude of the context, since the speed of
-a short prompt says nothing about a long one.
+earlier tokens is the context. Each magnitude of the context has a speed of its own, since the speed
+of a short prompt says nothing about a long one.
 """
 
 from __future__ import annotations

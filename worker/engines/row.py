@@ -1,4 +1,4 @@
-"""A sequence that runs in an engine: what it has generated, and how far the prompt cache has it."""
+"""A sequence that runs in an engine: its generated tokens, and its blocks in the prompt cache."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SequenceRow:
     # How many tokens of the row came from the prompt cache, and how many its caches have seen.
     cached_tokens: int = 0
     seen_tokens: int = 0
-    # How many blocks of the row the prompt cache has; None: it keeps no blocks of this row.
+    # How many blocks of the row the prompt cache has. None: it stores no blocks of this row.
     cached_blocks: int | None = None
     # The scores of the prompt's tokens so far; None: no scores are wanted.
     prompt_scores: list[Score] | None = None
@@ -70,7 +70,7 @@ class SequenceRow:
         return next((each for each in places if each > self.seen_tokens), None)
 
     def forget_cached(self) -> None:
-        """Begin without the blocks of the prompt cache, and keep none."""
+        """Begin without the blocks of the prompt cache, and store none there."""
         self.seen_tokens = self.cached_tokens = 0
         self.cached_blocks = None
 

@@ -193,11 +193,11 @@ class Engine(Protocol):
         """
 
     def store_blocks(self) -> None:
-        """Keep the blocks of the last step in the prompt cache, for prompts that begin alike.
+        """Store the blocks of the last step in the prompt cache, for prompts that begin alike.
 
         This takes milliseconds for each row, so the caller first sends the tokens of the step. If
-        nobody calls this, the next step begins with it. A second call in a row waits until the kept
-        blocks are computed, and hands them to the disk.
+        the caller leaves it out, the next step does it first. A second call without a step between
+        waits until the blocks are computed, and hands them to the disk.
         """
 
     def collect_costs(self) -> dict[str, float]:

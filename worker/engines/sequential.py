@@ -77,7 +77,7 @@ class SequentialEngine(QueuedEngine):
         self._caches = Caches(model) if caches is None else caches
         self._eos_token_ids = frozenset(eos_token_ids)
         self._run: _RunningSequence | None = None
-        # The sequence of the last step, while its blocks haven't been kept.
+        # The sequence of the last step, until its blocks are stored in the prompt cache.
         self._stepped: _RunningSequence | None = None
         self._pace = PrefillPace(
             largest_chunk(),

@@ -1,5 +1,5 @@
-"""Turns of those who share a worker, and the seconds that each of them took. No I/O, and light to
-import.
+"""The turns of the sharers of a worker, and the seconds that each of them used. No I/O, and light
+to import.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ _MOST: Final = 256
 
 
 class Turns:
-    """Start-time fair queueing (Goyal, Vin and Cheng, 1996): each piece of work gets a number when
-    it comes, and pieces begin in the order of their numbers. A sharer's numbers are as far apart as
-    its pieces cost for its share. Who comes, or comes back, begins at the number of the piece that
-    began last. The pieces of one sharer keep their order.
+    """Start-time fair queueing (Goyal, Vin and Cheng, 1996). Each piece of work gets a number when
+    it comes, and pieces start in the order of their numbers. The distance between two numbers of a
+    sharer is the cost of the piece divided by the share. A sharer that is new, or comes back, gets
+    the number of the piece that started last. The pieces of one sharer stay in their order.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Turns:
         self._ends: dict[str, float] = {}
 
     def reserve(self, sharer: str, share: int, cost: float) -> float:
-        """The number of another piece of work."""
+        """The number of a new piece of work."""
         number = max(self._now, self._ends.get(sharer, 0.0))
         self._ends[sharer] = number + cost / share
         if len(self._ends) > _MOST:
@@ -32,7 +32,7 @@ class Turns:
         return number
 
     def start(self, number: float) -> None:
-        """Note that the piece with this number begins."""
+        """The piece with this number starts now."""
         self._now = max(self._now, number)
 
 
@@ -43,7 +43,7 @@ class SharerSeconds:
         self._seconds: dict[str, float] = {}
 
     def add(self, sharers: Iterable[str], seconds: float) -> None:
-        """Note a step, which each of its requests cost the same. `sharers` has a name for each."""
+        """Add a step, which costs each of its requests the same. `sharers` has a name for each."""
         names = list(sharers)
         for each in names:
             self._seconds[each] = self._seconds.get(each, 0.0) + seconds / len(names)

@@ -1,5 +1,5 @@
-"""The output of a command's processes, with a bound on its rate: a flood would keep the gateway's
-log busy, and the disk.
+"""The output of a command's processes, with a bound on its rate. Without the bound a flood of
+output would occupy the gateway's log and the disk.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class OutputBound:
         self._dropped = 0
 
     def limit(self, output: bytes, now: float) -> bytes:
-        """The bytes to print now. What is left out is said before the next output."""
+        """The bytes to print now. A notice of the bytes that were left out comes first."""
         self._left = min(_AT_ONCE_BYTES, self._left + (now - self._at) * _BYTES_PER_S)
         self._at = now
         cost_bytes = len(output) + _LINE_BYTES * (output.count(b"\n") + output.count(b"\r"))

@@ -163,7 +163,7 @@ class CommandServer:
         return code if code >= 0 else 128 - code
 
     def end_report(self) -> str:
-        """How the command has ended, and what it said last."""
+        """How the command has ended, and its last line of output."""
         code = self._first.returncode or 0
         how = f"with exit code {code}" if code >= 0 else f"by signal {-code}"
         last_line = self._output.last_line()

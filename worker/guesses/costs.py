@@ -44,9 +44,8 @@ class StepCosts:
         self._record(size, seconds)
 
     def ratio(self, rows: int, width: int) -> float:
-        """The seconds of a step as a ratio to those of a step of one token a row. Until this was
-        measured, the step counts as if it took the time of so many steps, and a pass of the drafter
-        as if it took that of one.
+        """The seconds of a step, divided by the seconds of a step with one token a row. Before the
+        first measurement the ratio is assumed: `width` for a step, and 1 for a pass of the drafter.
         """
         if width == 1:
             return 1.0
@@ -72,8 +71,8 @@ class StepCosts:
         return len(self._steps.get((_rows(rows), width), ())) >= _ENOUGH
 
     def gain(self, rows: int) -> float | None:
-        """The tokens a second with so many rows, as a ratio to those with half as many; None: this
-        was not measured.
+        """The tokens a second with so many rows, divided by those with half as many rows. None: one
+        of the two was not measured.
         """
         half, all_ = (self._seconds.get((_rows(each), 1)) for each in (rows // 2, rows))
         return None if half is None or all_ is None else 2 * half / all_
@@ -93,7 +92,7 @@ class StepCosts:
 
 
 def hoped_ratio(width: int) -> float:
-    """The seconds of a step as a ratio to those of a step of one token a row, if all goes well."""
+    """The ratio of `StepCosts.ratio` that a step has at best."""
     return 1.0 + _HOPED_SHARE * (width - 1)
 
 
@@ -103,8 +102,8 @@ def _rows(rows: int) -> int:
 
 
 def _nearest(rows: int) -> Iterator[int]:
-    """Numbers of rows whose figures stand for those of `rows`, the best first. Where many rows take
-    long, only few were measured.
+    """Numbers of rows whose measurements stand for those of `rows`, the best one first. If many
+    rows take long, only few rows were measured.
     """
     yield rows
     yield rows * 2

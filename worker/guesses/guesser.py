@@ -1,4 +1,6 @@
-"""The decision how many guesses a step takes, and whose: as make the most tokens a second."""
+"""Decides how many guesses a step checks, and whether they come from the text or from a drafter.
+The choice that promises the most tokens a second wins.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Guesses that a text gives for its own next tokens: what followed the last time that it read so.
+"""Guesses the next tokens of a text from the text itself. It finds the last place with the same
+tokens as the end of the text, and guesses the tokens that followed there.
 
-The idea is prompt lookup decoding (Saxena, 2023): answers often repeat stretches of the prompt, as
-edited files do, or of what the client expects.
+The idea is prompt lookup decoding (Saxena, 2023). An answer often repeats parts of its prompt, as
+an edited file does, or parts of the answer that the client expects.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which values in config.json are to blame for an error of a model's own code.
 
-Architectures read config.json into classes of their own, with a type for each value, and check none
-of them. So an error comes late, and names anything but the key. The classes are in the error's
+Architectures read config.json into classes of their own. These have a type for each value, and
+check no value. So an error comes late, and doesn't name the key. The classes are in the error's
 traceback.
 """
 

@@ -1,9 +1,9 @@
 """A drafter that guesses the next tokens of a batch's rows, and its caches.
 
-The drafter sees the last tokens of a row alone, from position 0 on: guesses depend on these most,
-and neither its time nor its memory grow with the text (MagicDec: Chen et al., 2024). So rows need
-the drafter neither for their prompts nor while its guesses don't pay. To begin with a row, or to go
-on long after, takes a pass over few tokens.
+The drafter sees only the last tokens of a row, which begin at position 0 for it. Guesses depend
+mostly on these tokens, and the drafter's time and memory don't grow with the text (MagicDec: Chen
+et al., 2024). So the drafter computes no prompts, and nothing while its guesses don't pay. It
+starts with a row, or continues after a long pause, by one pass over few tokens.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class DraftedRow(NamedTuple):
 
 
 class DraftResult(NamedTuple):
-    """The guesses of each row, none for a row that is left out, and the number of passes; 0: rows
-    began, too, so that the time says nothing about a pass.
+    """The guesses of each row, and the number of passes. A row that was left out has no guesses.
+    The number is 0 if rows were started, too: then the time says nothing about a pass.
     """
 
     guesses: list[list[int]]
@@ -81,8 +81,8 @@ class DraftResult(NamedTuple):
 
 @dataclass
 class _KnownRow:
-    """The caches have seen the first `seen` tokens of the row, but for those before their first
-    one, and then its `guesses`.
+    """The caches have seen the row's tokens up to number `seen`, without those before the first one
+    that the drafter saw, and then the row's `guesses`.
     """
 
     uid: int

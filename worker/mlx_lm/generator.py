@@ -96,14 +96,14 @@ class Tap:
 
     @property
     def last(self) -> mx.array | None:
-        """The logits of the last call, if they were kept and not taken yet."""
+        """The logits of the last call, if the tap still has them."""
         return self._last
 
     def pop_logits(self) -> mx.array:
         """Take the logits of the last call.
 
         Raises:
-            RuntimeError: no logits are kept.
+            RuntimeError: the tap has no logits.
         """
         logits, self._last = self._last, None
         if logits is None:

@@ -1,5 +1,5 @@
-"""The sides of guesses: a guesser proposes tokens for a step, perhaps those of a drafter, and a
-checker draws tokens for their positions, which tell the right guesses.
+"""The parts of guessing. A guesser proposes tokens for a step, and may ask a drafter for them. A
+checker then draws a token for the position of each guess. A guess is right if it equals that token.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class RowGuesses(NamedTuple, Generic[Key]):
     guesses: Sequence[int]
 
 
-# From the rows makes a function that draws guesses, pass by pass: logits, shape (rows, vocabulary),
-# to token ids, shape (rows,).
+# Gets rows, and returns a function that draws the guesses of one pass for them. That function gets
+# logits, shape (rows, vocabulary), and returns token ids, shape (rows,).
 DrawGuesses: TypeAlias = Callable[[Sequence[int]], Callable[[mx.array], mx.array]]
 
 
@@ -99,6 +99,7 @@ class Guesser(Protocol):
 
 # In place of the tokens a row of a step: a pass of the drafter.
 DRAFTED: Final = 0
-# Called with the number of rows, the tokens a row, and the seconds from the end of one step to the
-# end of the next; or those of a pass of the drafter, which a step's seconds leave out.
+# Gets the number of rows, the tokens a row, and the seconds from the end of one step to the end of
+# the next. For a pass of the drafter the seconds are those of the pass. The seconds of a step leave
+# such passes out.
 ObserveStep: TypeAlias = Callable[[int, int, float], None]

@@ -1,12 +1,13 @@
 """Keys and values of rows that decode together, in which each row has its own length.
 
-mlx-lm's batch caches have one end for all rows, and shorter rows are padded at their beginnings. So
-a model gets a mask of arrays with each step, which attention without a mask is much faster than,
-and rows can't go on by different numbers of tokens. Here a row begins at slot 0 and ends where it
-ends. Tokens behind its end are overwritten, so a row forgets wrong guesses by its length alone.
+In mlx-lm's batch caches all rows end at the same slot, and shorter rows are padded at the left. So
+each step needs a mask array, and attention with a mask array is much slower than without one. Also,
+all rows must grow by the same number of tokens. Here each row begins at slot 0 and has an end of
+its own. A step overwrites the slots after that end. So a row forgets wrong guesses if only its
+length is set back.
 
-The arrays have some places more than there are rows, so that a row which joins is written to a free
-place. When a row leaves, the last row moves to its place. Neither copies the other rows.
+The arrays have more places than there are rows. A new row is written to a free place. If a row
+leaves, the last row moves to its place. In both cases no other row is copied.
 """
 
 from __future__ import annotations

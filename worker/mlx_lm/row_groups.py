@@ -154,8 +154,8 @@ class RowGroup:
         return RowGroup(changed(of_layer, self.caches), len(rows))
 
     def retain(self, keep: Sequence[int]) -> list[int]:
-        """Keep these rows alone, at least one. Returns the new order of the rows, by their old
-        numbers. Nothing is copied before `move_rows`, while others may read the arrays.
+        """Retain only these rows, at least one. Returns the new order of the rows, by their old
+        numbers. Nothing is copied before `move_rows`, since others may read the arrays until then.
         """
         if len(keep) == len(self):
             return list(range(len(self)))
@@ -171,7 +171,7 @@ class RowGroup:
         return list(self.places)
 
     def move_rows(self) -> None:
-        """Move rows to the places of those that left. Give memory back if many left."""
+        """Move rows to the places of rows that left. Give memory back if many rows left."""
         count, leaves = len(self), self.leaves
         if leaves and self._room < leaves[0].places:
             places = [*self.places, *[0] * (self._room - count)]

@@ -192,7 +192,7 @@ class DecodingRows:
         rows = len(self._rows)
         width = 1
         if guesses is not None:
-            # Rows whose state went back have several known tokens.
+            # A row whose recurrent state was restored computes several known tokens again.
             fed = zip(self._rows, guesses, strict=True)
             width = max(row.unseen + len(row_guesses) for row, row_guesses in fed)
         tokens = self._plain() if guesses is None else self._wide(guesses)
@@ -265,7 +265,7 @@ class DecodingRows:
         if guesser is None or not self._can_forget:
             return None
         known = 0 if self._drawn is not None else 1
-        # Rows whose state went back have tokens to compute again.
+        # Rows whose recurrent state was restored have tokens to compute again.
         late = any(each.unseen > known for each in self._rows)
         if not late and self._drawn is not None and not guesser.is_likely(self.uids):
             return None
@@ -413,9 +413,9 @@ class DecodingRows:
         guesses: list[list[int]],
         right: list[int],
     ) -> None:
-        """Let the caches forget what follows a wrong guess. A recurrent state can't forget single
-        tokens: it goes back to before the step, and its row's tokens are computed again in the next
-        step.
+        """Have the caches forget the tokens after a wrong guess. A recurrent state can't forget
+        single tokens. So the state from before the step is restored, and the next step computes the
+        right tokens of that row again.
         """
         wrong = [
             len(row_guesses) - count for row_guesses, count in zip(guesses, right, strict=True)

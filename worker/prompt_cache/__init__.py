@@ -1,1 +1,1 @@
-"""Computed blocks of prompts, kept for other prompts that begin alike."""
+"""Cached prompts: computed blocks of prompts, for other prompts that begin alike."""

@@ -2,7 +2,7 @@
 blocks. In memory the least recently used blocks are dropped first.
 
 Caches that grow with the tokens can be cut at any token. Caches with a window or a state (rotating,
-recurrent, chunked) can't be cut. At chosen places their whole state is kept, as a snapshot.
+recurrent, chunked) can't be cut. At chosen places their whole state is stored as a snapshot.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Cutter:
         self._fixed = [layer for layer, leaf in used if not grows(leaf)]
         # Some architectures have their own kinds of caches, whose states can't be set.
         self.can_restore = all(has_known_state(leaves[layer]) for layer in self._fixed)
-        # The arrays of all layers with the same shape are kept as one array, which is much less
+        # The arrays of all layers with the same shape become one array, which is much less
         # work than an array for each layer.
         groups: dict[Any, list[tuple[int, int]]] = {}
         token_bytes = 0
@@ -291,8 +291,8 @@ class LruBlocks(Generic[Content]):
         return bytes_
 
     def shrink(self, most_bytes: int, spared: Container[bytes] = frozenset()) -> int:
-        """Drop the least recently used entries, but none in `kept`, until at most `most_bytes` are
-        left. Returns how many bytes were dropped.
+        """Drop the least recently used entries, but none in `spared`, until at most `most_bytes`
+        are left. Returns how many bytes were dropped.
         """
         before_bytes = self.bytes_
         going = []

@@ -1,4 +1,4 @@
-"""The prompt cache as the engine sees it: it keeps blocks in memory and on disk, and makes caches
+"""The prompt cache as the engine sees it: it stores blocks in memory and on disk, and makes caches
 from them.
 """
 
@@ -52,7 +52,7 @@ class RestoredCaches(NamedTuple):
 
 
 class ComputedRow(NamedTuple):
-    """A row whose blocks are to be kept, from depth `first` to the end of its path. `row` is the
+    """A row whose blocks are stored next, from depth `first` to the end of its path. `row` is the
     index of the row in `caches`.
     """
 
@@ -288,7 +288,7 @@ class PromptCache:
         return False
 
     def add(self, rows: Sequence[ComputedRow]) -> None:
-        """Keep the blocks of these rows. A block that several rows share is kept once."""
+        """Add the blocks of these rows. A block that several rows share is added once."""
         coming: set[bytes] = set()
         spans = []
         for each in rows:
@@ -306,8 +306,8 @@ class PromptCache:
             disk.write_speeds(news)
 
     def add_snapshot(self, path: Path, caches: list[Any], row: int) -> None:
-        """Keep a snapshot of a row that has seen exactly the blocks of `path`: the state of caches
-        that can't be cut. Then drop snapshots of the path that this one makes superfluous.
+        """Add a snapshot of a row that has seen exactly the blocks of `path`: the state of caches
+        that can't be cut. Then drop the snapshots of the path that this one makes superfluous.
         """
         key = snapshot_key(path.keys[-1])
         if key not in self._blocks:
@@ -338,8 +338,9 @@ class PromptCache:
         return depth in path.boundaries or blocks >= _LEAST_STORED_BLOCKS
 
     def remember(self, key: bytes, compute: Callable[[], Any]) -> Any:
-        """The result of `compute`, lists of arrays. It is kept under `key` as long as a block would
-        be, unless it is too large or anything else than that. If it was kept, nothing is computed.
+        """The result of `compute`, lists of arrays. The cache has the result under `key` as long as
+        it would have a block, and computes nothing meanwhile. A result that is too large, or has
+        anything but arrays, isn't remembered.
         """
         if key in self._blocks:
             self._blocks.use([key])
@@ -354,7 +355,7 @@ class PromptCache:
         return result
 
     def store(self) -> None:
-        """Hand kept blocks to the disk. Waits until they are computed."""
+        """Hand new blocks to the disk. Waits until they are computed."""
         if self._disk is not None:
             self._hand_over(self._disk)
         for each in self._remove_unstored():
@@ -366,8 +367,8 @@ class PromptCache:
         """Drop blocks until at most `most_bytes` are left, but no blocks of `paths`. Returns how
         many bytes were dropped.
 
-        The inner snapshots that are missed least go first, as far as inner snapshots take more than
-        their share. Then the least recently used blocks and snapshots go.
+        While inner snapshots take more than their share, the one whose loss costs least is dropped
+        first. Then the least recently used blocks and snapshots are dropped.
         """
         spared = frozenset[bytes]().union(*map(self._beginning, paths))
         before_bytes = self._blocks.bytes_
@@ -439,7 +440,7 @@ class PromptCache:
             del self._owed[key]
 
     def _thin(self, most_bytes: int, spared: frozenset[bytes]) -> None:
-        """Drop the inner snapshots that are missed least, but none in `kept`, until at most
+        """Drop the inner snapshots whose loss costs least, but none in `spared`, until at most
         `most_bytes` are left or inner snapshots have their share.
         """
         for each in [each for each in self._snapshots if each not in self._blocks]:

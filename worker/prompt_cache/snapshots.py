@@ -1,10 +1,9 @@
 """Chooses the places of snapshots along a prompt, and the snapshots to drop.
 
 A snapshot takes as many bytes as hundreds or thousands of tokens. A request goes on from the
-deepest snapshot with which its prompt begins, and computes the rest. Most prompts part from an
-earlier prompt near the end of that. So snapshots are dense near the end of a prompt, and sparse
-far from the end: the tokens that are computed again are at most about as many as the tokens that
-differ.
+deepest snapshot that its prompt shares, and computes the rest. Most prompts differ from an earlier
+prompt only near the end of the earlier prompt. So snapshots are dense near the end of a prompt, and
+sparse far from the end. If so many tokens differ, at most about as many tokens are computed again.
 
 A path is the row of a prompt's blocks. Depths are in blocks, from the beginning of the path.
 """

@@ -1,5 +1,5 @@
-"""A worker's life on the engine thread: it says hello, loads one model, and computes steps until it
-is told to finish.
+"""A worker's life on the engine thread: it sends its hello, loads one model, and computes steps
+until it gets the order to finish.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _STORE_S = 5.0
 
 
 def serve(thread: EngineThread, incarnation: int, *, spare: bool) -> None:
-    """Run one worker's life on the calling thread; returns once the memory is released."""
+    """Run one worker's life on the calling thread. Returns once the memory is released."""
     device = read_device()
     # On a CPU a spare has nothing to warm up.
     if spare and mx.default_device() != mx.cpu:

@@ -18,7 +18,7 @@ import mlx.core as mx
 from protocol.requests import Sampling
 
 # The log probability of tokens that a request forbids. It is finite, where tokens that a constraint
-# forbids have minus infinity: if both together forbid all tokens, the constraint is kept.
+# forbids have minus infinity. If both together forbid all tokens, the constraint has precedence.
 FORBIDDEN: Final = -3e4
 # An id that stands for tokens before the answer, and that no banned sequence has.
 _NO_TOKEN: Final = -1

@@ -1,9 +1,9 @@
 """From the log probabilities of each row to its token: filters, XTC, the temperature, and the draw.
 
-top_p, top_k and min_p each keep the likeliest tokens, down to a bound. So together they keep the
-tokens down to the highest of the three bounds, in whatever order they are applied, and one bound a
-row is enough. All tokens that are exactly as likely as the bound are kept, since a choice among
-equals would be arbitrary.
+top_p, top_k and min_p each allow the likeliest tokens, down to a bound. Together they allow the
+tokens down to the highest of the three bounds, in any order of the filters. So one bound a row is
+enough. A token that is exactly as likely as the bound is allowed, since a choice among equally
+likely tokens would be arbitrary.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The constraints of one model's answers: a request's grammar is compiled, and kept for others.
+"""The constraints of one model's answers. A compiled grammar is cached for later requests.
 
 A grammar is tried in another process before it is compiled in this one, beside the engine.
 """
@@ -48,10 +48,10 @@ _LOOSE: Final = ("parameters of functions without strict",)
 _FINAL_MESSAGE: Final = re.compile(
     r"<\|channel\|>\s*final\s*(?:<\|constrain\|>[^<]*)?<\|message\|>\Z"
 )
-# The most memory of kept grammars. The gateway takes so few bytes for noise of a footprint, so no
+# The most memory of cached grammars. For the gateway so few bytes are noise of a footprint, so no
 # request waits for them.
 _MOST_BYTES: Final = 24_000_000
-# The memory of a kept refusal, without the text of its constraint.
+# The memory of a cached refusal, without the text of its constraint.
 _REFUSAL_BYTES: Final = 1000
 logger = logging.getLogger(__name__)
 
@@ -195,11 +195,11 @@ class Constraints:
 
 
 class GrammarCache:
-    """Keeps compiled grammars, of which each answer gets a copy, since clients often send the same
-    constraint again. Refusals are kept, too. Several threads may call.
+    """Caches compiled grammars, since clients often send the same constraint again. Each answer
+    gets a copy of its grammar. Refusals are cached, too. Several threads may call the methods.
 
-    MLX's account doesn't have the memory of grammars, so the kept grammars are bounded in number
-    and in bytes. The least recently used grammar goes first.
+    MLX's account doesn't have the memory of grammars, so cached grammars are bounded in number and
+    in bytes. The least recently used grammar is dropped first.
     """
 
     def __init__(
@@ -243,11 +243,11 @@ class GrammarCache:
 
     @property
     def bytes_(self) -> int:
-        """The most bytes that all kept grammars take."""
+        """The most bytes that all cached grammars take."""
         return self._bytes
 
     def find(self, constraint: Constraint) -> LLMatcher:
-        """The kept matcher of a constraint, which has seen no token. Copy it before you feed it.
+        """The cached matcher of a constraint, which has seen no token. Copy it before you feed it.
 
         Raises:
             ConstraintError: the constraint can't be compiled, or not within the limits.
@@ -255,7 +255,7 @@ class GrammarCache:
         return self._find(constraint, lambda: (text := grammar_of(constraint), text))
 
     def find_grammar(self, grammar: str, tried: str) -> LLMatcher:
-        """The kept matcher of a grammar of tools, as from `find`. The trial compiles `tried` in
+        """The cached matcher of a grammar of tools, as from `find`. The trial compiles `tried` in
         place of `grammar`, since it knows no special tokens.
         """
         return self._find(grammar, lambda: (grammar, tried))

@@ -376,7 +376,7 @@ class WithVectors:
         if self._vectors.jobs:
             self._held = not self._vectors.start_batch(self._free_bytes())
             if not self._held:
-                # The batch may need the room of kept prompts.
+                # The batch may need the room of cached prompts.
                 self._text.make_room()
                 self._vectors.step(beside_decoding=self._text.active > 0)
         if self._text.active + self._text.waiting == 0:

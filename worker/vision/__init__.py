@@ -71,7 +71,7 @@ class PictureInputs:
         return found
 
 
-# Gives what was kept of these pictures under their digests, or computes and keeps it.
+# Returns the stored result of pictures with these digests, or computes and stores the result.
 Remember: TypeAlias = Callable[[tuple[bytes, ...], Callable[[], Any]], Any]
 
 
@@ -97,7 +97,7 @@ class Vision(Protocol):
         remember: Remember | None = None,
     ) -> PicturePrompt:
         """The model for a sequence that begins with these tokens. Its caches have `seen_tokens` of
-        them. What is computed of pictures alone is kept by `remember`.
+        them. `remember` stores results that depend on pictures alone.
         """
 
     def shift_behind(self, pictures: PictureInputs, tokens: int) -> int | None:

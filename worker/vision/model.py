@@ -121,7 +121,7 @@ class VisionModel:
         remember: Remember | None = None,
     ) -> EmbeddedPrompt:
         """The model for a sequence that begins with these tokens. Its caches have `seen_tokens` of
-        them. What is computed of pictures alone is kept by `remember`.
+        them. `remember` stores results that depend on pictures alone.
 
         Raises:
             Exception: pictures and tokens don't fit each other; each model fails in its own way.

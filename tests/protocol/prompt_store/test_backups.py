@@ -75,5 +75,5 @@ def test_a_store_leaves_itself_out_and_works_where_that_fails(
     monkeypatch.setattr(sys, "platform", "darwin")
     store = PromptStore(tmp_path / folder, 1 << 20, 1 << 20)
     assert store.obstacle() is None
-    kept = str(tmp_path / folder / "bulkhead-prompts")
-    assert stub.text("path_") == ("" if folder == "refused" else kept)
+    excluded = str(tmp_path / folder / "bulkhead-prompts")
+    assert stub.text("path_") == ("" if folder == "refused" else excluded)

@@ -85,9 +85,9 @@ def test_more_than_one_write_evicts_at_once(opened: Open) -> None:
 
 def test_blocks_that_never_fit_are_not_written(opened: Open, folder: Path) -> None:
     store = opened(2 * FILE)
-    kept = written(store, ROOT, 1)
+    stored = written(store, ROOT, 1)
     assert write(store, ROOT, 2, size=2 * FILE) is None
-    assert store.has(kept)
+    assert store.has(stored)
     for nothing in (opened(0), opened(PLENTY, 0), opened(most_files=0)):
         assert write(nothing, ROOT, 3, size=100) is None
 

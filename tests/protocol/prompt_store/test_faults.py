@@ -44,8 +44,8 @@ def _set_version(path: Path, _: Path) -> None:
 
 def _replace_by_link(path: Path, other: Path) -> None:
     # Its content would be right.
-    kept = path.rename(path.with_name("kept"))
-    path.symlink_to(kept)
+    stored = path.rename(path.with_name("kept"))
+    path.symlink_to(stored)
 
 
 def _replace_by_pipe(path: Path, _: Path) -> None:
@@ -59,8 +59,8 @@ def _replace_by_folder(path: Path, _: Path) -> None:
 
 
 def _link_its_folder(path: Path, _: Path) -> None:
-    kept = path.parent.rename(path.parent.with_name("kept"))
-    path.parent.symlink_to(kept)
+    stored = path.parent.rename(path.parent.with_name("kept"))
+    path.parent.symlink_to(stored)
 
 
 _CHANGES: dict[str, Callable[[Path, Path], object]] = {
@@ -247,7 +247,7 @@ def test_a_folder_that_cannot_be_made_again(
 
 
 def test_a_sweep(store: PromptStore, folder: Path) -> None:
-    kept, lost = written(store, ROOT, 1), written(store, ROOT, 2)
+    stored, lost = written(store, ROOT, 1), written(store, ROOT, 2)
     where = inside(folder)
     files(folder)[lost].unlink()
     (where / "00").mkdir(exist_ok=True)
@@ -257,7 +257,7 @@ def test_a_sweep(store: PromptStore, folder: Path) -> None:
     (folder / "bulkhead-prompts.aside-1").mkdir()
     (folder / "somebody else's").write_text("kept")
     assert store.sweep() == 3 * 8192
-    assert set(files(folder)) == {kept}
+    assert set(files(folder)) == {stored}
     assert store.used_bytes() == FILE
     assert not list((where / "unfinished").iterdir())
     assert sorted(each.name for each in folder.iterdir()) == [
@@ -265,7 +265,7 @@ def test_a_sweep(store: PromptStore, folder: Path) -> None:
         "bulkhead-prompts.lock",
         "somebody else's",
     ]
-    assert store.read(kept) == bytes(100)
+    assert store.read(stored) == bytes(100)
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o077, 0o022])

@@ -54,7 +54,7 @@ class _Exact(_TwoStores):
 
     def __init__(self) -> None:
         super().__init__()
-        self.kept: dict[bytes, str] = {}
+        self.stored: dict[bytes, str] = {}
         self.used: dict[bytes, int] = {}
         self.tick = 0
 
@@ -63,23 +63,23 @@ class _Exact(_TwoStores):
         self.used[key] = self.tick
 
     def is_leaf(self, key: bytes) -> bool:
-        return all(self.ever[each].parent != key for each in self.kept)
+        return all(self.ever[each].parent != key for each in self.stored)
 
     def taken(self) -> int:
-        return sum(disk_bytes(self.ever[key].payload_bytes) for key in self.kept)
+        return sum(disk_bytes(self.ever[key].payload_bytes) for key in self.stored)
 
     def evict(self, needed: int, files: int, spared: bytes | None) -> bool:
-        while self.taken() + needed > self.most_bytes or len(self.kept) + files > self.most_files:
-            leaves = [key for key in self.kept if key != spared and self.is_leaf(key)]
+        while self.taken() + needed > self.most_bytes or len(self.stored) + files > self.most_files:
+            leaves = [key for key in self.stored if key != spared and self.is_leaf(key)]
             if not leaves:
                 return False
             self.drop(min(leaves, key=self.used.__getitem__))
         return True
 
     def drop(self, key: bytes) -> None:
-        del self.kept[key]
+        del self.stored[key]
         parent = self.ever[key].parent
-        if parent in self.kept:
+        if parent in self.stored:
             self.used[parent] = max(self.used[parent], self.used[key])
 
     @rule(store=STORES, token=TOKENS, owner=OWNERS, data=st.data())
@@ -90,11 +90,11 @@ class _Exact(_TwoStores):
         stored = self.stores[store].write(entry, parts, owner)
         self.ever[entry.key] = entry
         needed = disk_bytes(len(payload))
-        if entry.key in self.kept or needed > self.most_bytes:
+        if entry.key in self.stored or needed > self.most_bytes:
             assert not stored
         elif self.evict(needed, 1, entry.parent):
             assert stored
-            self.kept[entry.key] = owner
+            self.stored[entry.key] = owner
             self.use(entry.key)
         else:
             assert not stored
@@ -103,7 +103,7 @@ class _Exact(_TwoStores):
     def read(self, store: int, data: st.DataObject) -> None:
         key = data.draw(self.parents())
         payload = self.stores[store].read(key)
-        if key in self.kept:
+        if key in self.stored:
             assert payload == payload_of(key)
             self.use(key)
         else:
@@ -112,10 +112,10 @@ class _Exact(_TwoStores):
     @rule(store=STORES, data=st.data())
     def look(self, store: int, data: st.DataObject) -> None:
         key = data.draw(self.parents())
-        assert self.stores[store].has(key) == (key in self.kept)
+        assert self.stores[store].has(key) == (key in self.stored)
         children = self.stores[store].children(key)
         assert sorted(children, key=lambda each: each.key) == [
-            self.ever[each] for each in sorted(self.kept) if self.ever[each].parent == key
+            self.ever[each] for each in sorted(self.stored) if self.ever[each].parent == key
         ]
 
     @rule(store=STORES, owner=st.none() | OWNERS)
@@ -123,7 +123,7 @@ class _Exact(_TwoStores):
         before = bytes_on_disk(self.folder)
         freed = self.stores[store].clear(owner)
         assert before - freed == bytes_on_disk(self.folder)
-        for key, has in reversed(list(self.kept.items())):
+        for key, has in reversed(list(self.stored.items())):
             if owner in (None, has):
                 self.drop(key)
 
@@ -147,7 +147,7 @@ class _Exact(_TwoStores):
         for store in self.stores:
             assert store.used_bytes() == self.taken() == bytes_on_disk(self.folder)
             assert store.used_bytes("one") + store.used_bytes("two") == store.used_bytes()
-        assert set(files(self.folder)) == set(self.kept)
+        assert set(files(self.folder)) == set(self.stored)
 
 
 class _Broken(_TwoStores):

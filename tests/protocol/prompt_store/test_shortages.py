@@ -115,15 +115,15 @@ def test_a_disk_that_is_full_at_the_start(small_disk: Path, clock: Clock) -> Non
 
 
 def test_files_that_may_not_be_so_long(store: PromptStore, folder: Path) -> None:
-    kept = written(store, ROOT, 1)
+    stored = written(store, ROOT, 1)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, hard))
     try:
         assert write(store, ROOT, 2, size=2 * MIB) is None
-        assert store.read(kept) == bytes(100)
+        assert store.read(stored) == bytes(100)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert set(files(folder)) == {kept}
+    assert set(files(folder)) == {stored}
     assert bytes_on_disk(folder) == FILE
     written(store, ROOT, 2, size=2 * MIB)
 
@@ -151,17 +151,17 @@ def test_an_index_that_cannot_grow(store: PromptStore, folder: Path) -> None:
 
 @linux_only("limits of a running process are Linux's")
 def test_no_descriptors(store: PromptStore, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    kept = written(store, ROOT, 1)
+    stored = written(store, ROOT, 1)
     beside = PromptStore(folder, PLENTY, PLENTY)
     with no_descriptors(os.getpid()):
         for _ in range(2):
             assert write(store, ROOT, 2) is None
             # It is still there: nobody could look.
-            assert store.read(kept) is None
-            assert store.has(kept)
-            assert beside.read(kept) is None
+            assert store.read(stored) is None
+            assert store.has(stored)
+            assert beside.read(stored) is None
     assert len(caplog.records) <= 3
-    assert store.read(kept) == bytes(100)
+    assert store.read(stored) == bytes(100)
     written(store, ROOT, 2)
     beside.close()
 

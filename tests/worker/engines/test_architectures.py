@@ -114,9 +114,9 @@ def test_rows_have_mlx_lms_tokens(name: str) -> None:
     prompts = [[chance.randrange(5, 290) for _ in range(count)] for count in (3, 40, 17, 1, 29, 90)]
     theirs = _theirs(model, prompts)
     assert takes_groups(model) == (name not in WITHOUT_GROUPS)
-    assert _own(model, prompts, None) == theirs
+    assert _alone_tokens(model, prompts, None) == theirs
     predicted = [[*each[:20], 7, *each[20:]] for each in theirs]
-    assert _own(model, prompts, predicted) == theirs
+    assert _alone_tokens(model, prompts, predicted) == theirs
 
 
 def _random(array: mx.array) -> mx.array:
@@ -137,7 +137,7 @@ def _theirs(model: Any, prompts: list[list[int]]) -> list[list[int]]:
     return list(made.values())
 
 
-def _own(
+def _alone_tokens(
     model: Any, prompts: list[list[int]], predicted: list[list[int]] | None
 ) -> list[list[int]]:
     room = CacheRoom(CacheSizes(TOKEN_BYTES, 0, 1.0))
@@ -146,9 +146,11 @@ def _own(
     engine.step_costs.ratio = lambda *_: 1.0  # type: ignore[method-assign]
     made: dict[str, list[int]] = {}
     right = 0
-    for at, prompt in enumerate(prompts):
-        prediction = () if predicted is None else tuple(predicted[at])
-        sequence = Sequence(f"{at}", prompt, TOKENS, None, ignore_eos=True, prediction=prediction)
+    for index, prompt in enumerate(prompts):
+        prediction = () if predicted is None else tuple(predicted[index])
+        sequence = Sequence(
+            f"{index}", prompt, TOKENS, None, ignore_eos=True, prediction=prediction
+        )
         engine.add(sequence)
         made[sequence.request_id] = []
     while engine.active + engine.waiting:

@@ -183,13 +183,13 @@ def test_rows_that_end_together(bench: Bench) -> None:
     prompts.append(prompts[2])
     first = _run(
         bench.engine(cache),
-        *(bench.sequence(str(at), each, max_tokens=90) for at, each in enumerate(prompts)),
+        *(bench.sequence(str(index), each, max_tokens=90) for index, each in enumerate(prompts)),
     )
-    for at, prompt in enumerate(prompts):
-        answer = _ids(first[str(at)])
+    for index, prompt in enumerate(prompts):
+        answer = _ids(first[str(index)])
         alone = _run(bench.plain_engine(), bench.sequence("r", prompt, max_tokens=90))["r"]
         assert answer == _ids(alone)
-        turn = prompt + answer + bench.tokens(10, seed=at)
+        turn = prompt + answer + bench.tokens(10, seed=index)
         second = _run(bench.engine(cache), bench.sequence("r", turn, max_tokens=6))["r"]
         assert second[0].cached_tokens == 128
         anew = _run(bench.plain_engine(), bench.sequence("r", turn, max_tokens=6))["r"]
@@ -335,7 +335,7 @@ def test_snapshots_of_a_long_message_survive_a_killed_worker(
 )
 def test_the_snapshots_that_are_missed_least_go_first(bench: Bench) -> None:
     """Memory holds all blocks of some prompts and some snapshots: each prompt has its last one."""
-    prompts = [bench.tokens(450, seed=at) for at in range(4)]
+    prompts = [bench.tokens(450, seed=index) for index in range(4)]
     room = CacheRoom(measure(bench.caches.run, bench.caches.make))
     # A sequence that joins counts twice.
     room.limit_bytes = room.needed_bytes(2 * [Batch(1, 512)])
@@ -460,7 +460,7 @@ def test_many_that_were_stored(bench: Bench, tmp_path: Folder) -> None:
 
     def cached_tokens() -> list[int]:
         cache = PromptCache(bench.cutter, Disk(store, "m", b"", lambda: None))
-        prompts = [bench.sequence(str(at), bench.tokens(80, seed=at)) for at in range(20)]
+        prompts = [bench.sequence(str(index), bench.tokens(80, seed=index)) for index in range(20)]
         found = _run_to_end(bench.engine(cache), prompts)
         cache.close(at_most_s=20)
         return [tokens[0].cached_tokens for tokens in found.values()]
@@ -474,9 +474,9 @@ def test_a_disk_that_hangs(bench: Bench, tmp_path: Folder, monkeypatch: pytest.M
     """It is waited for once, and asked again when it has come back."""
     store = PromptStore(tmp_path, 1 << 30, 1 << 30)
     bench.paths = Paths(b"", store, needs_snapshots=False)
-    prompts = [bench.tokens(80, seed=at) for at in range(12)]
+    prompts = [bench.tokens(80, seed=index) for index in range(12)]
     cache = PromptCache(bench.cutter, Disk(store, "m", b"", lambda: None))
-    sequences = [bench.sequence(str(at), each) for at, each in enumerate(prompts)]
+    sequences = [bench.sequence(str(index), each) for index, each in enumerate(prompts)]
     expected = _run_to_end(bench.engine(cache), sequences)
     cache.close(at_most_s=20)
 
@@ -490,7 +490,7 @@ def test_a_disk_that_hangs(bench: Bench, tmp_path: Folder, monkeypatch: pytest.M
     monkeypatch.setattr("worker.prompt_cache.cache._LEAST_LATE_S", 0.2)
     cache = PromptCache(bench.cutter, Disk(store, "m", b"", lambda: None))
     engine = bench.engine(cache)
-    sequences = [bench.sequence(str(at), each) for at, each in enumerate(prompts[:11])]
+    sequences = [bench.sequence(str(index), each) for index, each in enumerate(prompts[:11])]
     found = _run_to_end(engine, sequences)
     assert len(found) == 11
     for name, tokens in found.items():

@@ -92,8 +92,10 @@ def _sequences(cache: PromptCache, store: PromptStore) -> list[Sequence]:
     paths = Paths(b"", store, needs_snapshots=cache.needs_snapshots)
     asked = [(PROMPT[:200], None), (PROMPT, RowSampling(1, 0.7)), (PROMPT[:3], RowSampling(2, 1.5))]
     return [
-        Sequence(str(at), ids, 12, sampling, ignore_eos=True, path=paths.find(ids, ""), logprobs=at)
-        for at, (ids, sampling) in enumerate(asked)
+        Sequence(
+            str(index), ids, 12, sampling, ignore_eos=True, path=paths.find(ids, ""), logprobs=index
+        )
+        for index, (ids, sampling) in enumerate(asked)
     ]
 
 

@@ -43,8 +43,8 @@ SHAPES: dict[str, Callable[[Path], Path]] = {
 SCHEMA = json.dumps(
     {
         "type": "object",
-        "properties": {f"key_number_{at}": {"enum": [1, 2]} for at in range(10)},
-        "required": [f"key_number_{at}" for at in range(10)],
+        "properties": {f"key_number_{index}": {"enum": [1, 2]} for index in range(10)},
+        "required": [f"key_number_{index}" for index in range(10)],
         "additionalProperties": False,
     }
 )
@@ -136,7 +136,7 @@ def _sequence(model: LoadedModel, generate: Generate, delivered: list[int]) -> S
     return prepared.sequence
 
 
-def _take(made: dict[str, Made], tokens: list[Token]) -> None:
+def _collect(made: dict[str, Made], tokens: list[Token]) -> None:
     for each in tokens:
         own = made[each.request_id]
         own.token_ids.append(each.token_id)
@@ -153,7 +153,7 @@ def _plain(model: LoadedModel, requests: list[Generate]) -> dict[str, Made]:
     for each in requests:
         engine.add(_sequence(model, each, []))
         while engine.active + engine.waiting:
-            _take(made, engine.step())
+            _collect(made, engine.step())
     engine.close()
     return made
 
@@ -183,8 +183,8 @@ def _anew(
     engine = _engine(model, IN_GROUPS, guesses=guesses, draft=draft)
     made = {each.request_id: Made([], []) for each in requests}
     predicted = {
-        name: _predicted(chance, own.token_ids) if draft is None or chance.random() < 0.5 else ()
-        for name, own in plain.items()
+        name: _predicted(chance, alone.token_ids) if draft is None or chance.random() < 0.5 else ()
+        for name, alone in plain.items()
     }
     coming = list(requests)
     while coming or engine.active + engine.waiting:
@@ -192,7 +192,7 @@ def _anew(
             each = coming.pop()
             sequence = _sequence(model, each, made[each.request_id].token_ids)
             engine.add(replace(sequence, prediction=predicted[each.request_id]))
-        _take(made, engine.step())
+        _collect(made, engine.step())
         if chance.random() < 0.03 and engine._rows:
             batch = engine._batches[0]
             if len(batch):
@@ -211,7 +211,9 @@ def _anew(
 def _same(shape: str, root: Path, seed: int, most_rows: int) -> tuple[int, int]:
     """Returns how many guesses were right and wrong."""
     model, chance = _model(shape, root), random.Random(seed)
-    requests = [_request(chance, f"r{at}") for at in range(chance.randrange(1, most_rows + 1))]
+    requests = [
+        _request(chance, f"r{index}") for index in range(chance.randrange(1, most_rows + 1))
+    ]
     plain = _plain(model, requests)
     draft = _draft(chance, model, root)
     for guesses in (False, True):
@@ -269,7 +271,7 @@ def _run(engine: BatchedEngine, sequences: list[Sequence]) -> dict[str, Made]:
     for each in sequences:
         engine.add(each)
     while engine.active + engine.waiting:
-        _take(made, engine.step())
+        _collect(made, engine.step())
     return made
 
 
@@ -278,7 +280,10 @@ def test_a_model_that_drafts_for_itself_is_always_right(root: Path) -> None:
     model = _model("quantized", root)
     model = replace(model, model=model.model._model)
     counted = Counted(model.model)
-    prompts = {f"r{at}": [5 + (7 * each + at) % 600 for each in range(30 + at)] for at in range(4)}
+    prompts = {
+        f"r{index}": [5 + (7 * each + index) % 600 for each in range(30 + index)]
+        for index in range(4)
+    }
     sequences = [_greedy(name, 200, prompt) for name, prompt in prompts.items()]
     engine = _engine(model, UNBOUNDED, draft=make_draft(model.model, counted, 3))
     made = _run(engine, sequences)
@@ -305,8 +310,8 @@ def test_a_drafter_that_is_never_right_is_given_up(root: Path) -> None:
     wrong = Rolled(model.model)
     engine = _engine(model, UNBOUNDED, draft=make_draft(model.model, wrong, 3))
     hot = [
-        replace(_greedy(f"r{at}", 80, [at + 5] * 3), sampling=RowSampling(at, 1.0))
-        for at in range(2)
+        replace(_greedy(f"r{index}", 80, [index + 5] * 3), sampling=RowSampling(index, 1.0))
+        for index in range(2)
     ]
     passes = []
     for _ in range(5):

@@ -34,13 +34,13 @@ class _Thread:
     def __init__(self, *commands: Limit) -> None:
         self.figures = EngineFigures()
         self._commands = commands
-        self.said: list[Any] = []
+        self.events: list[Any] = []
 
     def commands(self) -> tuple[Limit, ...]:
         return self._commands
 
     def emit(self, event: Any) -> None:
-        self.said.append(event)
+        self.events.append(event)
 
 
 class _Engine:
@@ -82,7 +82,7 @@ def test_buffers_go_back_when_less_is_left_to_mlx(
     loop = EngineLoop(thread, engine, limits, ContextInForce(100))  # type: ignore[arg-type]
     loop._obey_all()
     assert (engine.made_room, mx.get_cache_memory() == 0) == (int(trimmed), trimmed)
-    assert isinstance(thread.said[-1], Need)
+    assert isinstance(thread.events[-1], Need)
     assert limits.mlx_bytes == (limit_mb - beside_mb) * MB
     assert limits.room.grown_bytes == (beside_mb - 100) * MB
 

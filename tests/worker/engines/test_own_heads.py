@@ -28,10 +28,10 @@ def made_by(model: Any, prompts: list[list[int]], *, guesses: bool) -> list[list
     # As on a machine where a wide step costs hardly more, and the head nothing.
     engine.step_costs.ratio = lambda _rows, width: float(width > 0)  # type: ignore[method-assign]
     made: dict[str, list[Token]] = {}
-    for at, prompt in enumerate(prompts):
+    for index, prompt in enumerate(prompts):
         # Rows end at different times.
-        engine.add(Sequence(f"{at}", prompt, TOKENS - 5 * (at % 3), None, ignore_eos=True))
-        made[f"{at}"] = []
+        engine.add(Sequence(f"{index}", prompt, TOKENS - 5 * (index % 3), None, ignore_eos=True))
+        made[f"{index}"] = []
     while engine.active + engine.waiting:
         for token in engine.step():
             made[token.request_id].append(token)
@@ -67,7 +67,7 @@ def test_a_head_that_is_always_right(kind: str, by: str, tmp_path: Path) -> None
     own = OwnHead(kind, tie_word_embeddings=False)
     follows = own.forget_context(by)
     model, _ = load_weights(write(tmp_path, own.config, own.converted()), own_head=True)
-    prompts = [[5 + at, 9 + at] for at in range(4)]
+    prompts = [[5 + index, 9 + index] for index in range(4)]
     answers = made_by(model, prompts, guesses=True)
     for prompt, answer in zip(prompts, answers, strict=True):
         token_ids = [prompt[-1], *(each.token_id for each in answer)]

@@ -57,12 +57,12 @@ def test_rows_of_unlike_length_join_leave_and_are_put_aside(
     sequences = [
         _sequence(
             model,
-            str(at),
+            str(index),
             [chance.randrange(5, 600) for _ in range(length)],
             sampling,
             chance.randrange(5, 40),
         )
-        for at, length in enumerate([1, 300, 7, 120, 2, 64])
+        for index, length in enumerate([1, 300, 7, 120, 2, 64])
     ]
     expected = {each.request_id: _mlx_lms_own(model, each, bits) for each in sequences}
     # A few tokens of padding cost as much as a group.

@@ -231,7 +231,7 @@ class TestAdapter:
         assert caught.value.permanent
 
     @pytest.mark.parametrize(
-        ("kept", "reason"),
+        ("cache_kind", "reason"),
         [
             ("nothing", "has no tensors"),
             ("lora_a", "lacks 14 of the 28 tensors"),
@@ -241,7 +241,7 @@ class TestAdapter:
     )
     def test_lacks_tensors(
         self,
-        kept: str,
+        cache_kind: str,
         reason: str,
         folders: Callable[[str], Folder],
         adapter: Folder,
@@ -253,7 +253,9 @@ class TestAdapter:
         weights = mx.load(path)
         assert isinstance(weights, dict)
         mx.eval(weights)
-        mx.save_safetensors(path, {name: each for name, each in weights.items() if kept in name})
+        mx.save_safetensors(
+            path, {name: each for name, each in weights.items() if cache_kind in name}
+        )
         with pytest.raises(ModelError) as caught:
             _load(folders("full_attention"), copy)
         assert reason in caught.value.reason
@@ -407,8 +409,10 @@ class TestLoaded:
         events = self.events(Load(str(folder), 4, 4096))
         assert isinstance(events[-1], LoadFailed)
         assert events[-1].permanent
-        told = 'config.json: rope_theta is "10000", and must be a number. Correct the file, or'
-        assert told in events[-1].reason
+        expected_reason = (
+            'config.json: rope_theta is "10000", and must be a number. Correct the file, or'
+        )
+        assert expected_reason in events[-1].reason
 
     @pytest.mark.parametrize("part", ["measure", "practice"])
     @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from worker.guesses.costs import WIDTHS, StepCosts, hoped_ratio
 
-KEPT = 5
+REMEMBERED_STEPS = 5
 
 
 def _observe(costs: StepCosts, rows: int, width: int, *seconds: float) -> None:
@@ -38,8 +38,8 @@ def test_the_first_step_is_left_out() -> None:
 
 def test_the_last_steps_count() -> None:
     costs = StepCosts()
-    _observe(costs, 2, 1, *[1.0] * KEPT)
-    _observe(costs, 2, 2, *[9.0] * 20, *[1.25] * KEPT)
+    _observe(costs, 2, 1, *[1.0] * REMEMBERED_STEPS)
+    _observe(costs, 2, 2, *[9.0] * 20, *[1.25] * REMEMBERED_STEPS)
     assert costs.ratio(2, 2) == pytest.approx(1.25)
 
 

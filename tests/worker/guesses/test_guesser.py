@@ -101,7 +101,7 @@ def test_wrong_guesses_end() -> None:
     """Each stretch of three tokens goes on otherwise each time that it comes."""
     guesser = _guesser(_all_cost(1, 0.2))
     guesser.add(1, [])
-    text = [each for at in range(100) for each in (1, 2, 3, 100 + at)]
+    text = [each for index in range(100) for each in (1, 2, 3, 100 + index)]
     widths = _widths(guesser, 1, text)
     # After 1, 2, 3 the guess is wrong. After 2, 3, 100 and so on there is none.
     assert set(widths[200:]) == {1}
@@ -111,7 +111,7 @@ def test_wrong_guesses_end() -> None:
 def test_guesses_come_back_when_they_turn_right() -> None:
     guesser = _guesser(_all_cost(1, 0.1))
     guesser.add(1, [])
-    wrong = [each for at in range(60) for each in (1, 2, 3, 100 + at)]
+    wrong = [each for index in range(60) for each in (1, 2, 3, 100 + index)]
     assert _widths(guesser, 1, wrong)[-8:] == [1] * 8
     right = list(range(200, 230))
     widths = _widths(guesser, 1, right * 4)
@@ -361,7 +361,7 @@ class HalfRight(Drafter):
 
     def __call__(self, counts: list[int]) -> list[list[int]]:
         (guesses,) = super().__call__(counts)
-        return [[each + (self.place + at) // 3 % 2 for at, each in enumerate(guesses)]]
+        return [[each + (self.place + index) // 3 % 2 for index, each in enumerate(guesses)]]
 
 
 def test_fewer_guesses_pay_where_a_wrong_one_costs_a_step() -> None:

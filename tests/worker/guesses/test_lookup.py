@@ -86,9 +86,9 @@ def test_guesses_change_nothing(
 def test_an_answer_that_is_expected_is_guessed_from_its_first_token_on() -> None:
     expected = list(range(100, 120))
     lookup = Lookup([1, 2, 3, 4], expected)
-    for at, token_id in enumerate(expected[:-1]):
+    for index, token_id in enumerate(expected[:-1]):
         assert lookup.next == token_id
-        assert lookup.after(token_id, 5)[0][: 19 - at] == expected[at + 1 : at + 6]
+        assert lookup.after(token_id, 5)[0][: 19 - index] == expected[index + 1 : index + 6]
         lookup.add(token_id)
 
 

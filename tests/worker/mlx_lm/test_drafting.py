@@ -97,7 +97,7 @@ def test_a_long_row_begins_anew_with_its_last_tokens(model: Any) -> None:
 
 def test_many_long_rows_begin_step_by_step(model: Any) -> None:
     chance = random.Random(5)
-    rows = [_row(at, [chance.randrange(5, 600) for _ in range(700)], 2) for at in range(5)]
+    rows = [_row(index, [chance.randrange(5, 600) for _ in range(700)], 2) for index in range(5)]
     drafting = Drafting(DraftModel(model))
     having = []
     for _ in range(3):

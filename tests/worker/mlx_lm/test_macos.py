@@ -22,7 +22,7 @@ from worker.ranks.group import split_model
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+def pending(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """What was still to be computed of what was handed over, call by call."""
     calls: list[list[str]] = []
 
@@ -41,7 +41,7 @@ def _pending(values: mx.array) -> list[str]:
 
 
 def test_in_prompts_they_are_evaluated_by_themselves(
-    tmp_path: Path, told: list[list[str]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, pending: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, config = load_weights(splittable(tmp_path / "model", "llama"))
     split_model(model, config, Group(2), "tensor")
@@ -49,32 +49,32 @@ def test_in_prompts_they_are_evaluated_by_themselves(
     evaluated: list[Any] = []
     evaluate = mx.eval
 
-    def note(*arrays: Any) -> None:
+    def record(*arrays: Any) -> None:
         evaluated.extend(arrays)
         evaluate(*arrays)
 
-    monkeypatch.setattr(mx, "eval", note)
+    monkeypatch.setattr(mx, "eval", record)
     caches = make_prompt_cache(model)
     model(mx.array([[3, 4, 5, 6]]), cache=caches)
     # Two for each of two layers: before each what it takes, and behind it what it gives.
-    assert told == [[]] * 4
+    assert pending == [[]] * 4
     assert len(evaluated) == 8
     logits = model(mx.array([[7]]), cache=caches)
     assert len(evaluated) == 8
-    assert len(told) == 8
-    assert all(told[4:])
+    assert len(pending) == 8
+    assert all(pending[4:])
     # A whole prompt gives the same.
     again = model(mx.array([[3, 4, 5, 6, 7]]), cache=make_prompt_cache(model))
     assert mx.allclose(logits[:, -1], again[:, -1], atol=1e-4)
 
 
-def test_splitting_twice_keeps_them_apart_once(tmp_path: Path, told: list[list[str]]) -> None:
+def test_splitting_twice_keeps_them_apart_once(tmp_path: Path, pending: list[list[str]]) -> None:
     for _ in range(2):
-        model, config = load_weights(splittable(tmp_path / str(len(told)) / str(_), "llama"))
+        model, config = load_weights(splittable(tmp_path / str(len(pending)) / str(_), "llama"))
         split_model(model, config, Group(2), "tensor")
     mx.eval(model.parameters())
     model(mx.array([[3, 4]]))
-    assert told == [[]] * 4
+    assert pending == [[]] * 4
 
 
 _SMALL = {
@@ -215,14 +215,14 @@ def test_given_sources_are_released(tmp_path: Path) -> None:
 
 def test_many_arrays_are_distinguished(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
-    mx.save_safetensors(str(path), {f"w{at}": mx.array([at]) for at in range(2500)})
+    mx.save_safetensors(str(path), {f"w{index}": mx.array([index]) for index in range(2500)})
     reads = Reads()
     with reads.recorded():
         loaded: Any = mx.load(str(path))
-    parts = [mx.stack([loaded[f"w{at + i}"] for i in range(50)]) for at in range(0, 2500, 50)]
-    for at, part in enumerate(parts):
+    parts = [mx.stack([loaded[f"w{index + i}"] for i in range(50)]) for index in range(0, 2500, 50)]
+    for index, part in enumerate(parts):
         found = {each.item() for each in reads.sources_of(part)}
-        assert found == set(range(50 * at, 50 * at + 50))
+        assert found == set(range(50 * index, 50 * index + 50))
 
 
 def test_a_load_is_as_before(tmp_path: Path) -> None:

@@ -21,12 +21,12 @@ def _opened(monkeypatch: pytest.MonkeyPatch, read: Callable[[Path], Any], folder
     names = set()
     load = mx.load
 
-    def note(path: Any, *arguments: Any, **options: Any) -> Any:
+    def record(path: Any, *arguments: Any, **options: Any) -> Any:
         names.add(str(Path(path).relative_to(folder)))
         return load(path, *arguments, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr(mx, "load", note)
+        patched.setattr(mx, "load", record)
         read(folder)
     return names
 

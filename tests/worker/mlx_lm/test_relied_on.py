@@ -252,13 +252,13 @@ def test_attention_is_looked_up_with_each_call(
     """And it hands keys, values and masks on as they are."""
     taken: list[Any] = []
 
-    def take(queries: Any, keys: Any, values: Any, *, scale: float, mask: Any, **_: Any) -> Any:
+    def attend(queries: Any, keys: Any, values: Any, *, scale: float, mask: Any, **_: Any) -> Any:
         taken.extend((queries, keys, values, scale, mask))
 
     if quantized:
-        monkeypatch.setattr(base, "quantized_scaled_dot_product_attention", take)
+        monkeypatch.setattr(base, "quantized_scaled_dot_product_attention", attend)
     else:
-        monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", take)
+        monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", attend)
     cache = caches.QuantizedKVCache() if quantized else caches.KVCache()
     given = [object() for _ in range(4)]
     base.scaled_dot_product_attention(*given[:3], cache, scale=0.5, mask=given[3])
@@ -304,12 +304,12 @@ def test_a_chunk_is_as_long_as_the_generator_says_then() -> None:
 
 def test_the_wired_limit_is_set_by_mlxs_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the name can be given to a function that does nothing."""
-    told: list[int] = []
-    monkeypatch.setattr(mx, "set_wired_limit", lambda size: told.append(size) or 5)
+    calls: list[int] = []
+    monkeypatch.setattr(mx, "set_wired_limit", lambda size: calls.append(size) or 5)
     size = {"max_recommended_working_set_size": 9}
     monkeypatch.setattr(mx, "device_info", lambda *_: size)
     generate.BatchGenerator(Counting()).close()
-    assert told == [9, 5], "maybe_set_recommended_wired_limit"
+    assert calls == [9, 5], "maybe_set_recommended_wired_limit"
 
 
 # mlx-lm's caches
@@ -411,11 +411,11 @@ def test_layers_add_up_by_mlxs_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that collective operations in a prompt can be evaluated by themselves."""
     from mlx.nn.layers import distributed
 
-    told: list[Any] = []
-    monkeypatch.setattr(mx.distributed, "all_sum", lambda x, group=None: told.append(group) or x)
+    calls: list[Any] = []
+    monkeypatch.setattr(mx.distributed, "all_sum", lambda x, group=None: calls.append(group) or x)
     layer = distributed.ShardedToAllLinear.from_linear(nn.Linear(4, 4), group=_Alone())
     layer(mx.ones((1, 4)))
-    assert len(told) == 1, "ShardedToAllLinear"
+    assert len(calls) == 1, "ShardedToAllLinear"
 
 
 class _Alone:

@@ -76,8 +76,8 @@ def _alone(window: int | None, tokens: list[Step]) -> list[list[mx.array]]:
     caches = [_single(window) for _ in range(LAYERS)]
     return [
         [
-            _attend(each.queries[at], cache, each.keys[at], each.values[at], None)
-            for at, cache in enumerate(caches)
+            _attend(each.queries[index], cache, each.keys[index], each.values[index], None)
+            for index, cache in enumerate(caches)
         ]
         for each in tokens
     ]
@@ -88,10 +88,10 @@ def _prefilled(window: int | None, prompts: list[list[Step]]) -> list[Any]:
     rows = []
     for prompt in prompts:
         caches = [_single(window) for _ in range(LAYERS)]
-        for at, cache in enumerate(caches):
+        for index, cache in enumerate(caches):
             cache.update_and_fetch(
-                mx.concatenate([each.keys[at] for each in prompt], axis=2),
-                mx.concatenate([each.values[at] for each in prompt], axis=2),
+                mx.concatenate([each.keys[index] for each in prompt], axis=2),
+                mx.concatenate([each.values[index] for each in prompt], axis=2),
             )
         rows.append(caches)
     return [type(each[0]).merge(list(each)) for each in zip(*rows, strict=True)]
@@ -130,24 +130,24 @@ class Batch:
         caches = caches_of_step(self.groups, width)
         queries = mx.zeros((len(new), width, WIDTH))
         mask = create_attention_mask(queries, caches[0], self.window, as_array)
-        for at, cache in enumerate(caches):
+        for index, cache in enumerate(caches):
             parts = [
                 mx.concatenate(
                     [
-                        mx.concatenate([getattr(each, name)[at] for each in row], axis=2)
+                        mx.concatenate([getattr(each, name)[index] for each in row], axis=2)
                         for row in padded
                     ]
                 )
                 for name in ("queries", "keys", "values")
             ]
             seen = _attend(parts[0], cache, *parts[1:], mask)
-            for row, (before, own) in enumerate(zip(self.rows, new, strict=True)):
-                expected = _alone(self.window, before + own)[-len(own) :]
+            for row, (before, row_tokens) in enumerate(zip(self.rows, new, strict=True)):
+                expected = _alone(self.window, before + row_tokens)[-len(row_tokens) :]
                 for place, each in enumerate(expected):
                     found = seen[row : row + 1, :, place : place + 1]
-                    assert mx.allclose(found, each[at], atol=NEARLY), (row, place)
-        for row, own, count in zip(self.rows, new, right, strict=True):
-            row += own[:count]
+                    assert mx.allclose(found, each[index], atol=NEARLY), (row, place)
+        for row, row_tokens, count in zip(self.rows, new, right, strict=True):
+            row += row_tokens[:count]
         left = iter(right)
         for group in self.groups:
             group.advance([next(left) for _ in range(len(group))])
@@ -249,9 +249,11 @@ def test_a_row_that_is_taken_out_goes_on_alone(window: int | None) -> None:
         following = tokens.make(30)
         expected = _alone(window, before + following)[-len(following) :]
         for step, others in zip(following, expected, strict=True):
-            for at, cache in enumerate(caches):
-                seen = _attend(step.queries[at], cache, step.keys[at], step.values[at], None)
-                assert mx.allclose(seen, others[at], atol=NEARLY)
+            for index, cache in enumerate(caches):
+                seen = _attend(
+                    step.queries[index], cache, step.keys[index], step.values[index], None
+                )
+                assert mx.allclose(seen, others[index], atol=NEARLY)
 
 
 def test_lent_rows_stay_as_they_are() -> None:
@@ -272,10 +274,10 @@ def test_pieces_of_rows_are_their_tokens() -> None:
     batch = Batch(None, [tokens.make(9), tokens.make(4)])
     keys, values = gather(batch.caches[1], mx.array([[0], [1]]), mx.array([[2, 3], [0, 1]]))
     for piece, (row, begin) in enumerate(((0, 2), (1, 0))):
-        for at in range(2):
-            step = batch.rows[row][begin + at]
-            assert (keys[piece, at] == step.keys[1][0, :, 0]).all()
-            assert (values[piece, at] == step.values[1][0, :, 0]).all()
+        for index in range(2):
+            step = batch.rows[row][begin + index]
+            assert (keys[piece, index] == step.keys[1][0, :, 0]).all()
+            assert (values[piece, index] == step.values[1][0, :, 0]).all()
 
 
 def test_layers_with_one_window_share_their_lengths() -> None:
@@ -341,7 +343,7 @@ def _decode(group: RowGroup) -> None:
 @pytest.mark.parametrize("unlike", [False, True])
 def test_joining_and_leaving_cost_a_row_and_not_the_batch(*, unlike: bool) -> None:
     """A batch of 32 rows, measured by the peak of MLX's memory."""
-    lengths = [ROW_TOKENS - (at % 2 if unlike else 0) for at in range(ROWS)]
+    lengths = [ROW_TOKENS - (index % 2 if unlike else 0) for index in range(ROWS)]
     group, others = _dense(ROWS, lengths), [_dense(1) for _ in range(4)]
     row_bytes = group.leaves[0].nbytes // ROWS
     group.add_rows(others.pop(), [0])
@@ -355,7 +357,7 @@ def test_joining_and_leaving_cost_a_row_and_not_the_batch(*, unlike: bool) -> No
         _decode(group)
         mx.synchronize()
         assert mx.get_peak_memory() - before_bytes < 2 * row_bytes
-    keep = [at for at in range(len(group)) if at != 4]
+    keep = [index for index in range(len(group)) if index != 4]
     mx.reset_peak_memory()
     before_bytes = mx.get_active_memory()
     assert group.retain(keep)[:6] == [0, 1, 2, 3, 35, 5]

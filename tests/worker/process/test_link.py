@@ -91,9 +91,9 @@ class Bench:
         return message
 
     def hear_all(self) -> list[int]:
-        said = next(self._numbers)
-        eventually(lambda: self.hear() is None and len(self.heard) >= said, every_s=0.0)
-        return list(range(said))
+        messages = next(self._numbers)
+        eventually(lambda: self.hear() is None and len(self.heard) >= messages, every_s=0.0)
+        return list(range(messages))
 
     def _listen(self) -> tuple[zmq.Socket[bytes], str, Keys]:
         keys = new_keys()
@@ -126,8 +126,8 @@ def test_no_message_is_lost_or_sent_twice(ways: list[Literal["stays", "settles"]
             else:
                 bench.switch(following)
             bench.say()
-        said = bench.hear_all()
-        assert bench.heard == said
+        messages = bench.hear_all()
+        assert bench.heard == messages
         bench.close()
 
 
@@ -141,8 +141,8 @@ def test_unread_messages_go_to_their_gateway_alone(bench: Bench) -> None:
     eventually(lambda: isinstance(bench.hear(), Moved), every_s=0.0)
     assert bench.heard == list(range(MANY))
     bench.switch(following)
-    said = bench.hear_all()
-    assert bench.heard == said
+    messages = bench.hear_all()
+    assert bench.heard == messages
 
 
 def test_unread_messages_come_first_if_the_worker_stays(bench: Bench) -> None:
@@ -152,8 +152,8 @@ def test_unread_messages_come_first_if_the_worker_stays(bench: Bench) -> None:
     bench.say()
     bench.stay()
     assert bench.link.unsent
-    said = bench.hear_all()
-    assert bench.heard == said
+    messages = bench.hear_all()
+    assert bench.heard == messages
 
 
 def test_a_second_order_to_move_takes_the_place_of_the_first(bench: Bench) -> None:
@@ -166,8 +166,8 @@ def test_a_second_order_to_move_takes_the_place_of_the_first(bench: Bench) -> No
         eventually(lambda: isinstance(bench.hear(), Moved), every_s=0.0)
     bench.switch(following)
     bench.say()
-    said = bench.hear_all()
-    assert bench.heard == said
+    messages = bench.hear_all()
+    assert bench.heard == messages
 
 
 def test_the_next_gateway_must_settle_first(bench: Bench) -> None:

@@ -48,10 +48,10 @@ def test_guesses_are_added_up() -> None:
 
 
 def test_no_log_probability_is_lost() -> None:
-    scores = [Logprobs((TokenLogprob(f"{at}", -1.0, ()),)) for at in range(3)]
+    scores = [Logprobs((TokenLogprob(f"{index}", -1.0, ()),)) for index in range(3)]
     outbox = Outbox()
-    for at, each in enumerate(scores):
-        outbox.add(at, _delta("a", at, each, Text(f"{at}")))
+    for index, each in enumerate(scores):
+        outbox.add(index, _delta("a", index, each, Text(f"{index}")))
     output = outbox.collect()
     assert output is not None
     assert output.deltas[0].parts == (

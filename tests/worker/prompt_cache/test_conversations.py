@@ -240,9 +240,9 @@ def test_hundreds_of_conversations(worlds: Callable[[int], World], seed: int) ->
 
 def test_the_next_worker_finds_the_conversation(worlds: Callable[[int], World]) -> None:
     world = worlds(1)
-    said = [world.random.randrange(2, 300) for _ in range(400)]
-    world.ask([said])
+    answer = [world.random.randrange(2, 300) for _ in range(400)]
+    world.ask([answer])
     world.cached_tokens = 0
     world.restart()
-    world.ask([[*said, 5, 6, 7]])
+    world.ask([[*answer, 5, 6, 7]])
     assert world.cached_tokens >= 400 - 2 * BLOCK_TOKENS

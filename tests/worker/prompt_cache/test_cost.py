@@ -74,4 +74,4 @@ def test_a_disk_that_was_slow_is_tried_again() -> None:
         assert speeds.worth_reading(100 * MB, 1000) is speeds.worth_reading(100 * MB, 1000)
         found.append(speeds.worth_reading(100 * MB, 1000))
         speeds.count(read=found[-1])
-    assert [at for at, worth in enumerate(found) if worth] == [15, 31]
+    assert [index for index, worth in enumerate(found) if worth] == [15, 31]

@@ -73,31 +73,31 @@ def test_snapshots_stay_ordered_whatever_is_dropped(
     acts: list[tuple[str, list[int], set[int]]],
 ) -> None:
     snapshots = Snapshots()
-    kept: set[bytes] = set()
+    remaining: set[bytes] = set()
     for act, names, depths in acts:
         path = [bytes(names[:depth]) for depth in range(1, len(names) + 1)]
         if act == "resume":
             snapshots.resume(path[-1])
             continue
         if act == "keep":
-            kept.add(path[-1])
+            remaining.add(path[-1])
         else:
-            spared = {each for each in kept if len(each) in depths}
+            spared = {each for each in remaining if len(each) in depths}
             gone = snapshots.least(spared)
             assert (gone is None) == (snapshots.inner <= spared)
             if gone is not None:
                 assert gone in snapshots.inner - spared
                 snapshots.drop(gone)
-                kept.remove(gone)
-        found = [(len(each), each) for each in path if each in kept]
+                remaining.remove(gone)
+        found = [(len(each), each) for each in path if each in remaining]
         snapshots.use(found, len(path), depths)
-        assert set(snapshots) == kept
+        assert set(snapshots) == remaining
     while (gone := snapshots.least()) is not None:
         snapshots.drop(gone)
     assert not snapshots.inner
 
 
-def _kept(*paths: str) -> Snapshots:
+def _used(*paths: str) -> Snapshots:
     """A snapshot after each capital letter of these paths, which are used one after the other."""
     snapshots = Snapshots()
     for path in paths:
@@ -117,27 +117,27 @@ def _order(snapshots: Snapshots) -> list[str]:
 
 
 def test_those_near_the_end_stay_and_the_last_ones_in_any_case() -> None:
-    order = _order(_kept("abcDefgHijkLmnoPqrsT"))
+    order = _order(_used("abcDefgHijkLmnoPqrsT"))
     assert (order[0], order[-1]) == ("D", "P")
 
 
 def test_those_that_are_spared_stay() -> None:
-    snapshots = _kept("abcDefgHijkL")
+    snapshots = _used("abcDefgHijkL")
     assert snapshots.least({b"abcD"}) == b"abcDefgH"
     assert snapshots.least({b"abcD", b"abcDefgH"}) is None
 
 
 def test_stored_snapshots_are_known() -> None:
-    snapshots = _kept("abcDefgH")
+    snapshots = _used("abcDefgH")
     snapshots.mark_stored(b"abcD")
     assert [snapshots.is_stored(each) for each in (b"abcD", b"abcDefgH")] == [True, False]
 
 
 def test_use_and_place_are_weighed() -> None:
     # Seven blocks of the request before against three of the last request.
-    assert _order(_kept("abcdefGH", "ijKL")) == ["K", "G"]
-    assert _order(_kept("abcdefGH", "ijklMN")) == ["G", "M"]
-    snapshots = _kept("abCdefgHijkL")
+    assert _order(_used("abcdefGH", "ijKL")) == ["K", "G"]
+    assert _order(_used("abcdefGH", "ijklMN")) == ["G", "M"]
+    snapshots = _used("abCdefgHijkL")
     snapshots.resume(b"abC")
     snapshots.resume(b"abC")
     snapshots.use([(3, b"abC"), (8, b"abCdefgH"), (12, b"abCdefgHijkL")], 12, ())
@@ -145,15 +145,15 @@ def test_use_and_place_are_weighed() -> None:
 
 
 def test_those_that_save_little_go_first() -> None:
-    assert _order(_kept("abcdefGHijK"))[0] == "H"
+    assert _order(_used("abcdefGHijK"))[0] == "H"
 
 
 def test_those_unused_for_long_go_first() -> None:
-    assert _order(_kept("abcDE", "efgHI", "ijkLM")) == ["D", "H", "L"]
+    assert _order(_used("abcDE", "efgHI", "ijkLM")) == ["D", "H", "L"]
 
 
 def test_snapshots_that_several_requests_resumed_stay() -> None:
-    snapshots = _kept("abcDefgHijklmnoP")
+    snapshots = _used("abcDefgHijklmnoP")
     for _ in range(8):
         snapshots.resume(b"abcD")
     snapshots.use([(4, b"abcD"), (8, b"abcDefgH"), (16, b"abcDefgHijklmnoP")], 16, ())
@@ -162,8 +162,8 @@ def test_snapshots_that_several_requests_resumed_stay() -> None:
 
 def test_snapshots_at_messages_stay() -> None:
     path = "abcDefgHijkL"
-    assert _order(_kept(path))[0] == "D"
-    snapshots = _kept(path)
+    assert _order(_used(path))[0] == "D"
+    snapshots = _used(path)
     snapshots.use([(4, b"abcD"), (8, b"abcDefgH"), (12, path.encode())], 12, {4})
     assert snapshots.is_at_message(b"abcD")
     assert not snapshots.is_at_message(b"abcDefgH")

@@ -36,7 +36,7 @@ def _depths(chat: ChatTemplate, *messages: ChatMessage) -> tuple[list[int], set[
 def _alike(one: list[int], other: list[int]) -> int:
     """The whole blocks in which these tokens begin alike."""
     pairs = enumerate(zip(one, other, strict=False))
-    found = next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+    found = next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
     return found // BLOCK_TOKENS
 
 

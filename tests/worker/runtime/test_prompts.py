@@ -52,7 +52,7 @@ def demo() -> LoadedModel:
     return load(str(shapes.DEMO), lambda _done, _total: None, lambda: False)
 
 
-def _told(
+def _refusal(
     demo: LoadedModel, tokens: int, most: int = 32_000, *, counts: bool = False
 ) -> PreparedRequest | RequestFailed:
     prompt = TokenPrompt(pack([5] * tokens))
@@ -64,29 +64,29 @@ def _told(
 def test_an_answer_is_cut_to_what_the_context_leaves(
     demo: LoadedModel, most: int, given: int
 ) -> None:
-    prepared = _told(demo, 60, most)
+    prepared = _refusal(demo, 60, most)
     assert isinstance(prepared, PreparedRequest)
     assert prepared.sequence.max_tokens == given
 
 
 def test_a_prompt_is_never_cut(demo: LoadedModel) -> None:
-    failed = _told(demo, 100)
+    failed = _refusal(demo, 100)
     assert isinstance(failed, RequestFailed)
     assert (failed.code, failed.field) == ("context_length_exceeded", "prompt")
     assert "the prompt is too long: it has 100, which leaves no room" in failed.message
 
 
 def test_a_prompt_of_any_length_is_counted(demo: LoadedModel) -> None:
-    prepared = _told(demo, 200, 0, counts=True)
+    prepared = _refusal(demo, 200, 0, counts=True)
     assert isinstance(prepared, PreparedRequest)
     assert (len(prepared.prompt_ids), prepared.prompt_only) == (200, False)
 
 
 def test_a_prompt_without_an_answer_is_computed_within_the_context(demo: LoadedModel) -> None:
-    prepared = _told(demo, 60, 0)
+    prepared = _refusal(demo, 60, 0)
     assert isinstance(prepared, PreparedRequest)
     assert (prepared.sequence.max_tokens, prepared.prompt_only) == (1, True)
-    assert isinstance(_told(demo, 200, 0), RequestFailed)
+    assert isinstance(_refusal(demo, 200, 0), RequestFailed)
 
 
 def test_a_context_of_nothing_is_no_mistake_of_the_client() -> None:

@@ -29,7 +29,7 @@ class Sender:
         self.busy_until = self.now
         self.woken = False
         self.there: list[tuple[float, bool]] = []
-        self.told: list[tuple[float, list[tuple[float, bool]]]] = []
+        self.sent: list[tuple[float, list[tuple[float, bool]]]] = []
 
     def step(self, *, awaited: bool) -> None:
         """By the engine's thread."""
@@ -48,7 +48,7 @@ class Sender:
             self.throttle.record_look(self.now)
             taken, self.there = self.there, []
             if taken:
-                self.told.append((self.now, taken))
+                self.sent.append((self.now, taken))
                 # Others may come while it tells of these.
                 self.busy_until = self.now + takes_s
                 self.throttle.record_sent(self.now)
@@ -64,11 +64,11 @@ def test_nothing_is_left_behind_and_nobody_waits_longer_than_the_pause(
         sender.step(awaited=awaited)
     sender.go_on(sender.now + 1.0, 0.0)
     assert not sender.there
-    assert sum(len(taken) for _, taken in sender.told) == len(steps)
-    for told_at, taken in sender.told:
+    assert sum(len(taken) for _, taken in sender.sent) == len(steps)
+    for sent_times, taken in sender.sent:
         for there_at, awaited in taken:
             at_most_s = BUSY_S if awaited else BUSY_S + BEAT_S
-            assert told_at <= there_at + at_most_s + 1e-9
+            assert sent_times <= there_at + at_most_s + 1e-9
 
 
 @given(st.lists(st.floats(0.0001, 0.02), min_size=1, max_size=300))
@@ -78,8 +78,8 @@ def test_fast_engines_are_heard_sixty_times_a_second(gaps: list[float]) -> None:
         sender.go_on(sender.now + gap_s, 0.0)
         sender.step(awaited=False)
     sender.go_on(sender.now + 1.0, 0.0)
-    told_at = [at for at, _ in sender.told]
-    assert all(b - a >= BEAT_S - 1e-9 for a, b in pairwise(told_at))
+    sent_times = [index for index, _ in sender.sent]
+    assert all(b - a >= BEAT_S - 1e-9 for a, b in pairwise(sent_times))
 
 
 @pytest.mark.parametrize("awaited", [True, False])
@@ -88,5 +88,5 @@ def test_a_slow_engine_is_not_delayed_and_an_idle_one_wakes_nobody(*, awaited: b
     for _ in range(3):
         sender.step(awaited=awaited)
         sender.go_on(sender.now + 0.1, 0.0)
-        assert sender.told[-1][0] == pytest.approx(sender.now - 0.1)
+        assert sender.sent[-1][0] == pytest.approx(sender.now - 0.1)
     assert sender.throttle.left_s(sender.now) is None

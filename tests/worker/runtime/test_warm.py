@@ -128,7 +128,7 @@ def test_the_rest_of_the_warm_up_runs_later(bench: Bench) -> None:
     warming.compile(awaited=True)
     bench.steps_to_first_token([5] * 110)
     bench.engine.store_blocks()
-    kept_bytes, speeds = bench.cache.bytes_, bench.cache.speeds
+    cached_bytes, speeds = bench.cache.bytes_, bench.cache.speeds
     known = speeds.prefill_tokens_per_s
     for _ in range(50):
         assert not warming.is_over
@@ -137,7 +137,7 @@ def test_the_rest_of_the_warm_up_runs_later(bench: Bench) -> None:
         if warming.is_over:
             break
     assert bench.cache.evictable_bytes > 0
-    assert bench.cache.bytes_ <= kept_bytes
+    assert bench.cache.bytes_ <= cached_bytes
     assert bench.cache.speeds is speeds
     assert speeds.prefill_tokens_per_s == known
     stored_bytes = bench.store.used_bytes()
@@ -177,10 +177,10 @@ def test_without_memory_to_spare_it_is_left_alone(bench: Bench) -> None:
     warming = bench.warming(200)
     warming.compile(awaited=True)
     bench.room.limit_bytes = bench.room.needed_bytes([]) + bench.cache.bytes_
-    kept_bytes = bench.cache.evictable_bytes
+    cached_bytes = bench.cache.evictable_bytes
     warming.go_on(lambda: False)
     assert warming.is_over
-    assert bench.cache.evictable_bytes == kept_bytes > 0
+    assert bench.cache.evictable_bytes == cached_bytes > 0
     bench.write_all()
 
 

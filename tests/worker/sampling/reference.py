@@ -10,14 +10,14 @@ from worker.sampling.settings import RowSampling
 
 def filtered(logprobs: mx.array, sampling: RowSampling) -> mx.array:
     """Minus infinity for what may not be chosen; `logprobs` has shape (vocabulary,)."""
-    kept = logprobs.astype(mx.float32)[None]
+    allowed = logprobs.astype(mx.float32)[None]
     if sampling.top_p < 1.0:
-        kept = apply_top_p(kept, sampling.top_p)
+        allowed = apply_top_p(allowed, sampling.top_p)
     if sampling.min_p > 0.0:
-        kept = apply_min_p(kept, sampling.min_p)
+        allowed = apply_min_p(allowed, sampling.min_p)
     if sampling.top_k:
-        kept = apply_top_k(kept, sampling.top_k)
-    return kept[0]
+        allowed = apply_top_k(allowed, sampling.top_k)
+    return allowed[0]
 
 
 def distribution(logprobs: mx.array, sampling: RowSampling) -> list[float]:

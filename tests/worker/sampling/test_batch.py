@@ -173,9 +173,9 @@ def test_bounds_are_those_of_mlx_lm(seed: int, vocabulary: int, scale: float) ->
         expected = (filtered(logprobs[row], sampling) > -math.inf).tolist()
         values: list[float] = logprobs[row].tolist()  # type: ignore[assignment]
         for least in bounds:
-            kept = [value >= least[row] for value in values]  # type: ignore[index,operator]
+            allowed = [value >= least[row] for value in values]  # type: ignore[index,operator]
             # Sums differ in their last bits: a token that is on the border may be either.
-            assert sum(a != b for a, b in zip(kept, expected, strict=True)) <= (  # type: ignore[arg-type]
+            assert sum(a != b for a, b in zip(allowed, expected, strict=True)) <= (  # type: ignore[arg-type]
                 sampling.top_p < 1.0
             )
 

@@ -89,8 +89,8 @@ def _one_by_one(rows: list[Settings], tokens: int) -> list[Text]:
     for row, each in enumerate(rows):
         each.join(sampler, row)
     texts = [Text() for _ in rows]
-    for at in range(tokens):
-        logits[0] = mx.stack([each.logits(at) for each in rows])[:, None]
+    for index in range(tokens):
+        logits[0] = mx.stack([each.logits(index) for each in rows])[:, None]
         for row, token_id in enumerate(sampler(_normalized(logits[0][:, 0])).tolist()):
             texts[row].token_ids.append(token_id)
             texts[row].scores.append(sampler.next_score(row))
@@ -120,7 +120,7 @@ def test_checked_tokens_are_those_of_one_call_after_the_other(
         each.join(sampler, row)
     texts = [Text() for _ in rows]
 
-    def note(row: int, token_ids: list[int]) -> None:
+    def record(row: int, token_ids: list[int]) -> None:
         texts[row].token_ids += token_ids
         texts[row].scores += [sampler.next_score(row) for _ in token_ids]
 
@@ -137,7 +137,7 @@ def test_checked_tokens_are_those_of_one_call_after_the_other(
             logits[0] = mx.stack([rows[row].logits(done[row]) for row in present])[:, None]
             drawn = sampler(_normalized(logits[0][:, 0])).tolist()
             for row, token_id in zip(present, drawn, strict=True):
-                note(row, [token_id])
+                record(row, [token_id])
             continue
         guessed = []
         for row in present:
@@ -147,28 +147,29 @@ def test_checked_tokens_are_those_of_one_call_after_the_other(
             guessed.append(RowGuesses(row, guesses))
         checked = mx.stack(
             [
-                rows[row].logits(done[row] + at)
+                rows[row].logits(done[row] + index)
                 for row, guesses in guessed
-                for at in range(len(guesses) + 1)
+                for index in range(len(guesses) + 1)
             ]
         )
         drawn = sampler.check(_normalized(checked), checked, guessed).tolist()
         ends = accumulate(len(guesses) + 1 for _, guesses in guessed)
-        own = [
+        row_tokens = [
             drawn[end - len(guesses) - 1 : end]
             for end, (_, guesses) in zip(ends, guessed, strict=True)
         ]
         right = [
-            _agreeing(*each) for each in zip(own, (each.guesses for each in guessed), strict=True)
+            _agreeing(*each)
+            for each in zip(row_tokens, (each.guesses for each in guessed), strict=True)
         ]
         sampler.accept(guessed, right, drawn)
-        for (row, _), made, count in zip(guessed, own, right, strict=True):
-            note(row, made[: count + 1])
+        for (row, _), made, count in zip(guessed, row_tokens, right, strict=True):
+            record(row, made[: count + 1])
     for row, text in enumerate(texts):
         count = len(text.token_ids)
         assert text.token_ids == expected[row].token_ids[:count]
-        for own, other in zip(text.scores, expected[row].scores, strict=False):
-            assert (own is None) == (other is None)
-            if own is not None and other is not None:
-                assert own.logprob == pytest.approx(other.logprob, abs=1e-5)
-                assert [each[0] for each in own.top] == [each[0] for each in other.top]
+        for score, other in zip(text.scores, expected[row].scores, strict=False):
+            assert (score is None) == (other is None)
+            if score is not None and other is not None:
+                assert score.logprob == pytest.approx(other.logprob, abs=1e-5)
+                assert [each[0] for each in score.top] == [each[0] for each in other.top]

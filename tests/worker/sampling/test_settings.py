@@ -16,8 +16,8 @@ AUTHOR = SamplingDefaults(temperature=0.6, top_p=0.9, top_k=20, min_p=0.1)
 
 
 def test_settings_of_the_request_override_those_of_the_author() -> None:
-    said = Sampling(seed=5, temperature=1.5, top_p=0.5, top_k=3, min_p=0.2)
-    assert make_row_sampling(said, AUTHOR, 100, 7) == RowSampling(5, 1.5, 0.5, 3, 0.2, 7)
+    sampling = Sampling(seed=5, temperature=1.5, top_p=0.5, top_k=3, min_p=0.2)
+    assert make_row_sampling(sampling, AUTHOR, 100, 7) == RowSampling(5, 1.5, 0.5, 3, 0.2, 7)
     assert make_row_sampling(Sampling(seed=5), AUTHOR, 100) == RowSampling(5, 0.6, 0.9, 20, 0.1)
 
 

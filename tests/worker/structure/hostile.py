@@ -22,18 +22,18 @@ def _nested(depth: int) -> Any:
 def _doubled(depth: int, *, both: str) -> Any:
     """Each is made of two of the one before: 2^depth if it is written out."""
     parts: dict[str, Any] = {"d0": {"type": "object", "properties": {"x": {"type": "string"}}}}
-    for at in range(1, depth):
-        before = {"$ref": f"#/$defs/d{at - 1}"}
-        parts[f"d{at}"] = (
+    for index in range(1, depth):
+        before = {"$ref": f"#/$defs/d{index - 1}"}
+        parts[f"d{index}"] = (
             {"type": "object", "properties": {"left": before, "right": before}}
             if both == "properties"
-            else {"anyOf": [before, {both: [before, {"properties": {f"p{at}": {}}}]}]}
+            else {"anyOf": [before, {both: [before, {"properties": {f"p{index}": {}}}]}]}
         )
     return {"$defs": parts, "$ref": f"#/$defs/d{depth - 1}"}
 
 
 def _rules(depth: int, name: str) -> Constraint:
-    lines = [f"{name}{at}: {name}{at + 1} {name}{at + 1}" for at in range(depth)]
+    lines = [f"{name}{index}: {name}{index + 1} {name}{index + 1}" for index in range(depth)]
     return Constraint("grammar", "\n".join([f"start: {name}0", *lines, f'{name}{depth}: "a"']))
 
 
@@ -51,16 +51,16 @@ HOSTILE: Final[dict[str, Constraint]] = {
     ),
     "2^40 properties": _schema(_doubled(40, both="properties")),
     "2^14 unions": _schema(_doubled(14, both="allOf")),
-    "100,000 choices": Constraint("choice", json.dumps([f"v{at}" for at in range(100_000)])),
-    "10,000 values": _schema({"enum": [f"v{at}" for at in range(10_000)]}),
+    "100,000 choices": Constraint("choice", json.dumps([f"v{index}" for index in range(100_000)])),
+    "10,000 values": _schema({"enum": [f"v{index}" for index in range(10_000)]}),
     "5,000 properties": _schema(
-        {"type": "object", "properties": {f"p{at}": {"type": "string"} for at in range(5000)}}
+        {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(5000)}}
     ),
     "2,000 objects": _schema(
         {
             "anyOf": [
-                {"type": "object", "properties": {f"k{at}": {}, "z": {}}, "required": ["z"]}
-                for at in range(2000)
+                {"type": "object", "properties": {f"k{index}": {}, "z": {}}, "required": ["z"]}
+                for index in range(2000)
             ]
         }
     ),
@@ -68,7 +68,7 @@ HOSTILE: Final[dict[str, Constraint]] = {
     "a billion items": _schema({**_ARRAY, "items": {**_ARRAY, "items": {**_ARRAY}}}),
     "multiples of a prime": _schema({"type": "integer", "multipleOf": 99_999_989}),
     "multiples of four primes": _schema(
-        {"allOf": [{"type": "integer", "multipleOf": at} for at in (9973, 9967, 9949, 9941)]}
+        {"allOf": [{"type": "integer", "multipleOf": index} for index in (9973, 9967, 9949, 9941)]}
     ),
     "repeated repetitions": Constraint("regex", "((a{1,100}){1,100}){1,100}"),
     "2^30 states": Constraint("regex", "(a|b)*a(a|b){30}"),

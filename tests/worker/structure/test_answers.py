@@ -97,11 +97,13 @@ def _text(parts: list[AnswerPart]) -> str:
 
 def _check(model: LoadedModel, constraints: list[Constraint], seed: int) -> int:
     """All that are complete match; returns how many that are."""
-    requests = [_request(str(at), each, seed=seed + at) for at, each in enumerate(constraints)]
+    requests = [
+        _request(str(index), each, seed=seed + index) for index, each in enumerate(constraints)
+    ]
     answers = _answers(model, requests)
     complete = 0
-    for at, constraint in enumerate(constraints):
-        answer = answers[str(at)]
+    for index, constraint in enumerate(constraints):
+        answer = answers[str(index)]
         if answer.finish_reason == "length":
             continue
         complete += 1
@@ -177,9 +179,9 @@ def test_an_answer_ends_when_it_is_whole_whatever_else_was_asked(model: LoadedMo
 
 
 def test_neighbours_are_the_same_beside_it(model: LoadedModel) -> None:
-    free = [_request(f"n{at}", None, seed=at, max_tokens=40) for at in range(4)]
+    free = [_request(f"n{index}", None, seed=index, max_tokens=40) for index in range(4)]
     alone = _answers(model, free)
-    bound = [_request(f"b{at}", PERSON, seed=at) for at in range(3)]
+    bound = [_request(f"b{index}", PERSON, seed=index) for index in range(3)]
     together = _answers(model, [bound[0], *free, *bound[1:]])
     assert {name: together[name].token_ids for name in alone} == {
         name: each.token_ids for name, each in alone.items()

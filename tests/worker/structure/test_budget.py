@@ -95,9 +95,9 @@ def test_it_never_exceeds_its_budget_and_goes_on_the_same(
     budget = ReasoningBudget(marks, allowance, len(PROMPT), opened=opened)
     answer = _generated(budget, wishes)
     inside, used = opened, 0
-    for at, token in enumerate(answer):
+    for index, token in enumerate(answer):
         before = inside
-        if answer[: at + 1][-len(marks.start) :] == marks.start:
+        if answer[: index + 1][-len(marks.start) :] == marks.start:
             inside = True
         elif token == marks.end[0]:
             inside = False

@@ -186,7 +186,7 @@ def test_cached_grammars_are_bounded_in_bytes(model: LoadedModel) -> None:
         )
 
     def large(number: int) -> Constraint:
-        names = [f"{number}-{at}" for at in range(120)]
+        names = [f"{number}-{index}" for index in range(120)]
         parts = {each: {"type": "string", "pattern": f"^[a-z]*{each}$"} for each in names}
         return Constraint("json_schema", json.dumps({"properties": parts, "required": names}))
 

@@ -192,8 +192,8 @@ def test_the_keys_of_an_object_are_forced(model: LoadedModel) -> None:
     sampler.add("row", RowSampling(3), constrained=_constrained(model, constraint=OBJECT))
     made = list(_one_by_one(model, sampler, "row"))
     token_ids = [each for each, _ in made]
-    for at, (_, forced) in enumerate(made):
-        assert token_ids[at : at + len(forced)] == forced
+    for index, (_, forced) in enumerate(made):
+        assert token_ids[index : index + len(forced)] == forced
     text = model.tokenizer.decode(token_ids[:-1])
     assert set(json.loads(text)) == {"harbour", "tonnage"}
     assert sum(len(forced) > 1 for _, forced in made) > 3
@@ -244,8 +244,8 @@ def test_a_wrong_guess_is_counted_out(model: LoadedModel) -> None:
     sampler.add("row", None)
     sampler.add("other", None)
     logits = mx.zeros((5, 704))
-    for at, token_id in enumerate([10, 11, 12, 20, 21]):
-        logits[at, token_id] = 50.0
+    for index, token_id in enumerate([10, 11, 12, 20, 21]):
+        logits[index, token_id] = 50.0
     rows = [RowGuesses("row", [10, 9]), RowGuesses("other", [20])]
     assert sampler.possible("row", [10, 9]) == [10, 9]
     drawn = sampler.check(logits, logits, rows).tolist()
@@ -267,8 +267,8 @@ def test_reasoning_may_be_guessed_up_to_the_end_tag(model: LoadedModel, right: i
     assert sampler.possible("row", [begin, eos[0]]) == [begin]
     assert sampler.possible("row", [*guesses, inner]) == guesses
     logits = mx.zeros((4, 704))
-    for at, token_id in enumerate([*guesses, inner][:right]):
-        logits[at, token_id] = 50.0
+    for place, token_id in enumerate([*guesses, inner][:right]):
+        logits[place, token_id] = 50.0
     drawn = sampler.check(logits, logits, [RowGuesses("row", guesses)]).tolist()
     assert sampler.accept(drawn) == [right]
     made = [*guesses[:right], drawn[right]]

@@ -114,7 +114,7 @@ def _answer(
     return parts, reason, ids
 
 
-def _said(parts: list[AnswerPart]) -> str:
+def _text_of(parts: list[AnswerPart]) -> str:
     others = [each for each in parts if not isinstance(each, Text | Logprobs)]
     assert not others
     return "".join(each.text for each in parts if isinstance(each, Text))
@@ -139,15 +139,15 @@ def test_such_a_text_is_written(
     constraint = make(text)
     parts, reason, _ = _answer(model, _generate(constraint))
     assert reason == "stop"
-    said = _said(parts)
+    written = _text_of(parts)
     if constraint.kind == "json_schema":
-        assert text in json.dumps(json.loads(said), ensure_ascii=False).replace('\\"', '"')
+        assert text in json.dumps(json.loads(written), ensure_ascii=False).replace('\\"', '"')
     else:
-        assert said == text
+        assert written == text
     scored = b"".join(
         token.text for each in parts if isinstance(each, Logprobs) for token in each.tokens
     )
-    assert scored.decode() == said
+    assert scored.decode() == written
 
 
 @pytest.mark.parametrize("make", [_batched, _sequential])
@@ -156,11 +156,11 @@ def test_every_engine_writes_it_and_goes_on_after_every_token(
 ) -> None:
     generate = _generate(_schema(_object({"const": "a<|im_end|>b"})))
     parts, _, ids = _answer(model, generate, make(model))
-    said = _said(parts)
+    written = _text_of(parts)
     for cut in range(1, len(ids)):
         again = replace(generate, delivered=pack(ids[:cut]))
         rest, reason, _ = _answer(model, again, make(model))
-        assert said.endswith(_said(rest))
+        assert written.endswith(_text_of(rest))
         assert reason == "stop"
 
 
@@ -207,7 +207,7 @@ def test_an_answer_beside_tools(model: LoadedModel) -> None:
         _generate(constraint, tools=tools), [1], model.tokenizer, model.answer_format
     )
     parts = [part for each in spelled for part in stream.add(each)]
-    assert _said(parts + stream.finish(complete=True)) == text
+    assert _text_of(parts + stream.finish(complete=True)) == text
 
 
 def test_the_last_message_of_harmony(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_the_last_message_of_harmony(tmp_path: Path) -> None:
     generate = _generate(Constraint("choice", json.dumps([text])))
     stream = answer_stream(generate, prompt_ids, tokenizer, find_format(tokenizer))
     parts = [part for each in ids for part in stream.add(each)]
-    assert _said(parts + stream.finish(complete=True)) == text
+    assert _text_of(parts + stream.finish(complete=True)) == text
 
 
 def _tokenizer(folder: Path, **changes: object) -> Any:
@@ -258,8 +258,8 @@ def test_a_text_that_the_tokenizer_normalizes(tmp_path: Path) -> None:
 
 def test_a_text_that_the_model_has_no_tokens_for(tmp_path: Path) -> None:
     model = json.loads((DEMO / "tokenizer.json").read_text())["model"]
-    lacking = {text: at for text, at in model["vocab"].items() if "Å" not in text}
-    model["vocab"] = {text: at for at, text in enumerate(lacking)}
+    lacking = {text: index for text, index in model["vocab"].items() if "Å" not in text}
+    model["vocab"] = {text: index for index, text in enumerate(lacking)}
     model["merges"] = [
         each for each in model["merges"] if all(part in lacking for part in [*each, "".join(each)])
     ]

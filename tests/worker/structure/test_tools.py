@@ -280,18 +280,18 @@ def test_a_call_or_an_answer_that_matches(
 
 
 @pytest.mark.parametrize(
-    ("name", "constraint", "said"),
+    ("name", "constraint", "named"),
     [
         ("qwen3", Constraint("grammar", 'start: "a"'), "beside tools"),
         ("llama 3", Constraint("json_object"), "without a tag"),
     ],
 )
 def test_constraints_that_are_refused_beside_tools(
-    name: str, constraint: Constraint, said: str, tmp_path: Path
+    name: str, constraint: Constraint, named: str, tmp_path: Path
 ) -> None:
     model = _model(_named(name), tmp_path)
     both = replace(_generate(Tools(definitions=BOTH)), constraint=constraint)
-    with pytest.raises(ConstraintError, match=said):
+    with pytest.raises(ConstraintError, match=named):
         model.constraints.of(both, model.prompt_ids, [])
 
 

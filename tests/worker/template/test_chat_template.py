@@ -111,10 +111,10 @@ def test_ids_of_kimi(templates: Templates) -> None:
 
 def test_reasoning_under_the_templates_own_name(templates: Templates) -> None:
     assert "<assistant>(Hm)call_one" in templates.render(OSS)
-    said = ChatMessage(
+    answer = ChatMessage(
         "assistant", "Wait.", reasoning="Hm", tool_calls=(CalledTool("c", "f", "{}"),)
     )
-    assert templates.render(OSS, (said,)) == "<assistant>Wait.c=f{}<assistant>"
+    assert templates.render(OSS, (answer,)) == "<assistant>Wait.c=f{}<assistant>"
 
 
 def test_tools_are_shown_whatever_the_choice(templates: Templates) -> None:
@@ -128,8 +128,8 @@ def test_template_arguments(templates: Templates) -> None:
     closed = templates.render(CHATML, user, arguments={"enable_thinking": False})
     assert closed == "<user>Hi<assistant><think></think>"
     assert templates.render(DATED, user) == "todayTrueMEDIUMHi"
-    told = {"date_string": "then", "enable_thinking": False, "reasoning_effort": "low"}
-    assert templates.render(DATED, user, arguments=told) == "thenFalseLOWHi"
+    given = {"date_string": "then", "enable_thinking": False, "reasoning_effort": "low"}
+    assert templates.render(DATED, user, arguments=given) == "thenFalseLOWHi"
     assert templates.render(DATED, user, arguments={"thinking": 0}) == "today0MEDIUMHi"
     # Meant for whatever model.
     assert (
@@ -200,8 +200,8 @@ def test_a_template_that_is_a_program(tmp_path: Path) -> None:
     )
     chat = ChatTemplate(tokenizer)
     answered = (*HISTORY, ChatMessage("tool", "noon", tool_call_id="call_two"))
-    told = ChatPrompt(answered, json.dumps({"enable_thinking": False}))
-    text = tokenizer.decode(chat.tokens(told, TOOLS))
+    given = ChatPrompt(answered, json.dumps({"enable_thinking": False}))
+    text = tokenizer.decode(chat.tokens(given, TOOLS))
     assert '<｜DSML｜parameter name="city" string="true">Köln' in text
     assert text.endswith("</think>")
     with pytest.raises(PromptError, match="'drop_thinking'"):

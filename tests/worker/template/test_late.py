@@ -80,8 +80,8 @@ def test_elsewhere_they_stand_in_place_and_marked(templates: Templates, template
     system = "Be brief." if template == HOISTS else "<system>Be brief."
     asked = (SYSTEM, HELLO, LATE)
     assert templates.render(template, asked) == f"{system}<user>Hello\n\n{MARKED}<assistant>"
-    said = (ChatMessage("assistant", "Hi."), LATE, ChatMessage("user", "And now?"))
-    assert templates.render(template, asked[:2] + said) == (
+    answered = (ChatMessage("assistant", "Hi."), LATE, ChatMessage("user", "And now?"))
+    assert templates.render(template, asked[:2] + answered) == (
         f"{system}<user>Hello<assistant>Hi.<user>{MARKED}\n\nAnd now?<assistant>"
     )
 

@@ -111,7 +111,7 @@ class Rendered:
         )
 
 
-def _said(*roles: str) -> list[ChatMessage]:
+def _contents(*roles: str) -> list[ChatMessage]:
     messages = []
     for number, role in enumerate(roles):
         match role:
@@ -136,7 +136,7 @@ def test_every_order_of_roles_is_rendered_and_stays_the_beginning(
     @settings(max_examples=60)
     @given(ROLES)
     def check(roles: list[str]) -> None:
-        messages = _said(*roles)
+        messages = _contents(*roles)
         rest = rendered(messages, asking=True)
         for each in messages:
             _, found, rest = rest.partition(each.content or "look" * len(each.tool_calls) or "<")
@@ -157,57 +157,57 @@ def test_every_order_of_roles_is_rendered_and_stays_the_beginning(
 
 @given(ROLES)
 def test_a_template_that_takes_them_gets_them_as_they_are(renderer: Any, roles: list[str]) -> None:
-    messages = _said(*roles)
+    messages = _contents(*roles)
     assert Rendered(renderer, TAKES_ALL).writer.order.repaired(messages) is messages
 
 
 @pytest.mark.parametrize("name", ["Mistral Nemo", "Devstral"])
 def test_a_missing_turn_gets_a_filler(renderer: Any, name: str) -> None:
     rendered = Rendered(renderer, STRICT[name])
-    assert rendered(_said("user", "user")) == (
+    assert rendered(_contents("user", "user")) == (
         "<user>said 0.<end><assistant>(no answer)<end><user>said 1.<end>"
     )
-    assert rendered(_said("user", "calls", "tool", "user")) == (
+    assert rendered(_contents("user", "calls", "tool", "user")) == (
         "<user>said 0.<end><assistant>=look<end><tool>said 2.<end>"
         "<assistant>(no answer)<end><user>said 3.<end>"
     )
-    assert rendered(_said("user", "calls", "user")) == (
+    assert rendered(_contents("user", "calls", "user")) == (
         "<user>said 0.<end><assistant>=look<end><assistant>(no answer)<end><user>said 2.<end>"
     )
-    assert rendered(_said("system", "assistant", "assistant")) == (
+    assert rendered(_contents("system", "assistant", "assistant")) == (
         "<user>said 0. (no message)<end><assistant>said 1.<end>"
         "<user>(no message)<end><assistant>said 2.<end>"
     )
-    assert rendered(_said("user", "calls", "tool", "assistant", "user")) == (
+    assert rendered(_contents("user", "calls", "tool", "assistant", "user")) == (
         "<user>said 0.<end><assistant>=look<end><tool>said 2.<end>"
         "<assistant>said 3.<end><user>said 4.<end>"
     )
 
 
 def test_an_empty_answer_is_filled_where_it_is_refused(renderer: Any) -> None:
-    asked = _said("user", "empty", "user")
+    asked = _contents("user", "empty", "user")
     assert "<assistant><end>" in Rendered(renderer, STRICT["Mistral Nemo"])(asked)
     assert "<assistant>(no answer)<end>" in Rendered(renderer, STRICT["Devstral"])(asked)
 
 
 def test_a_conversation_without_a_user_begins_with_a_filler(renderer: Any) -> None:
     rendered = Rendered(renderer, STRICT["Qwen 3.5"])
-    assert rendered(_said("system", "calls", "tool")) == (
+    assert rendered(_contents("system", "calls", "tool")) == (
         "<system>said 0.<end><user>(no message)<end><assistant>=look<end><tool>said 2.<end>"
     )
-    assert rendered(_said("system")) == "<system>said 0.<end><user>(no message)<end>"
+    assert rendered(_contents("system")) == "<system>said 0.<end><user>(no message)<end>"
     # It takes several in a row.
-    assert rendered(_said("user", "user")) == "<user>said 0.<end><user>said 1.<end>"
+    assert rendered(_contents("user", "user")) == "<user>said 0.<end><user>said 1.<end>"
 
 
 @pytest.mark.parametrize("name", ["Mistral 7B 0.1", "Gemma 2"])
 def test_calls_and_results_are_text_where_no_tool_has_a_role(renderer: Any, name: str) -> None:
-    said = ChatMessage(
+    answer = ChatMessage(
         "assistant",
         "Wait.",
         tool_calls=(CalledTool("a", "look", '{"at": "Köln"}'), CalledTool("b", "now", "{}")),
     )
-    messages = [*_said("system", "user"), said, *_said("tool", "tool", "user")]
+    messages = [*_contents("system", "user"), answer, *_contents("tool", "tool", "user")]
     assert Rendered(renderer, STRICT[name])(messages) == (
         "<user><system_message>\nsaid 0.\n</system_message>\n\nsaid 1.<end><assistant>Wait.\n"
         '<tool_call>\n{"name": "look", "arguments": {"at": "Köln"}}\n</tool_call>\n'
@@ -219,7 +219,7 @@ def test_calls_and_results_are_text_where_no_tool_has_a_role(renderer: Any, name
 
 def test_a_result_without_its_call_is_a_part_of_a_users_message(renderer: Any) -> None:
     rendered = Rendered(renderer, STRICT["gpt-oss"])
-    assert rendered(_said("user", "tool", "calls", "tool")) == (
+    assert rendered(_contents("user", "tool", "calls", "tool")) == (
         "<user>said 0.\n\n<tool_response>\nsaid 1.\n</tool_response><end>"
         "<assistant>=look<end><tool>said 3.<end>"
     )
@@ -227,14 +227,14 @@ def test_a_result_without_its_call_is_a_part_of_a_users_message(renderer: Any) -
 
 def test_a_result_without_an_id_gets_one_where_ids_are_wanted(renderer: Any) -> None:
     result = ChatMessage("tool", "Wet")
-    asked = [*_said("user", "calls"), result]
+    asked = [*_contents("user", "calls"), result]
     assert "<tool>Wet" in Rendered(renderer, STRICT["Mistral Nemo"])(asked)
     (written,) = MessageWriter(TAKES_ALL, lambda _: "").messages([result])
     assert "tool_call_id" not in written
 
 
 def test_results_among_users_keep_the_systems_place() -> None:
-    (joined,) = as_users(_said("tool", "system", "tool"), tools=True)
+    (joined,) = as_users(_contents("tool", "system", "tool"), tools=True)
     assert joined.content == (
         "<tool_response>\nsaid 0.\n</tool_response>\n\n"
         "<system_message>\nsaid 1.\n</system_message>\n\n"

@@ -122,8 +122,8 @@ def test_a_cut_answer_loses_nothing(model: Model) -> None:
     """Wherever it is cut, by its length: what was sure stays, and what is text has its tags."""
     answer = model.recorded.answer
     texts = [each for each in model.recorded.parts if isinstance(each, Text | Reasoning)]
-    said = " ".join(each.text for each in texts)
-    names = [each for each in ("Köln", "a <b> c", *said.split()) if each in answer]
+    answer_text = " ".join(each.text for each in texts)
+    names = [each for each in ("Köln", "a <b> c", *answer_text.split()) if each in answer]
     assert names
     for end in (*range(1, len(answer), max(1, len(answer) // 12)), len(answer)):
         stream = model.stream(TOOLS)

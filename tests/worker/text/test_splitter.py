@@ -50,8 +50,8 @@ def _read(
     assembly = Assembly(stop)
     splitter = _splitter(format_, assembly, calls=calls)
     parts = []
-    for at in range(0, len(text), size):
-        splitter.feed(text[at : at + size])
+    for index in range(0, len(text), size):
+        splitter.feed(text[index : index + size])
         parts += assembly.collect()
         if assembly.over:
             break

@@ -126,8 +126,8 @@ def _parts(form: TagForm, text: str, size: int, *, complete: bool = True) -> lis
         AnswerFormat(blocks=(block,)), assembly, DEFINITIONS, calls=True, state="normal"
     )
     parts = list[AnswerPart]()
-    for at in range(0, len(text), size):
-        splitter.feed(text[at : at + size])
+    for index in range(0, len(text), size):
+        splitter.feed(text[index : index + size])
         parts += assembly.collect()
     splitter.finish(complete=complete)
     assembly.finish()

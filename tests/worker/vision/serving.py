@@ -23,7 +23,7 @@ GREEDY = Sampling(seed=1, temperature=0.0)
 
 def user(text: str, *files: bytes) -> ChatMessage:
     """A message of the user, with its pictures behind the first three characters."""
-    pictures = tuple(Picture(each, 3, f"picture {at}") for at, each in enumerate(files))
+    pictures = tuple(Picture(each, 3, f"picture {index}") for index, each in enumerate(files))
     return ChatMessage("user", text, pictures=pictures)
 
 

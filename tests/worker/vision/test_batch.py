@@ -51,11 +51,11 @@ def _asked(sampling: Sampling, number: int = 10) -> list[Generate]:
     chance = random.Random(3)
     colours = [RED, GREEN, BLACK]
     found = []
-    for at in range(number):
-        pictures = [png(chance.choice(colours), *chance.choice(SIZES)) for _ in range(at % 3)]
+    for index in range(number):
+        pictures = [png(chance.choice(colours), *chance.choice(SIZES)) for _ in range(index % 3)]
         message = user("See: " + "word " * chance.randrange(1, 90), *pictures)
         tokens = chance.randrange(5, 30)
-        found.append(ask(str(at), message, tokens=tokens, sampling=sampling))
+        found.append(ask(str(index), message, tokens=tokens, sampling=sampling))
     return found
 
 
@@ -94,7 +94,7 @@ def test_rows_of_both_kinds_join_leave_and_are_put_aside(
 @pytest.mark.slow
 def test_texts_are_computed_together(model: LoadedModel) -> None:
     """A step has a token of each row."""
-    asked = [ask(str(at), user(f"Say {at}"), tokens=20) for at in range(6)]
+    asked = [ask(str(index), user(f"Say {index}"), tokens=20) for index in range(6)]
     serving = Serving(model)
     made = serving.run_all(asked)
     for each in asked:
@@ -107,7 +107,7 @@ def test_texts_of_unlike_length_in_several_chunks(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch, every: int
 ) -> None:
     monkeypatch.setattr(PrefillPace, "chunk", lambda *_, **__: 64)
-    asked = [ask(str(at), user("abc " * at), tokens=6) for at in (20, 45, 60, 31)]
+    asked = [ask(str(index), user("abc " * index), tokens=6) for index in (20, 45, 60, 31)]
     made = Serving(model).run_all(asked, every=every)
     alone = Serving(model, batched=False)
     for each in asked:
@@ -148,8 +148,14 @@ def replace_prediction(generate: Generate, prediction: str) -> Generate:
 def test_log_probabilities(model: LoadedModel) -> None:
     """Those of the answer and of the prompt are those of one request alone."""
     asked = [
-        ask(str(at), user(f"{at} who is that?", *files), tokens=4, logprobs=2, prompt_logprobs=1)
-        for at, files in enumerate([(), (png(RED),), (png(GREEN, 120, 60), png(BLACK))])
+        ask(
+            str(index),
+            user(f"{index} who is that?", *files),
+            tokens=4,
+            logprobs=2,
+            prompt_logprobs=1,
+        )
+        for index, files in enumerate([(), (png(RED),), (png(GREEN, 120, 60), png(BLACK))])
     ]
     together = Serving(model).run_all(asked)
     for each in asked:

@@ -183,9 +183,9 @@ def test_weights_for_texts_alone(kind: str, tmp_path: Path) -> None:
     weights = mx.load(path)
     assert isinstance(weights, dict)
     mx.eval(weights)
-    kept = {name: each for name, each in weights.items() if "vis" not in name}
-    assert 0 < len(kept) < len(weights)
-    mx.save_safetensors(path, kept, {"format": "mlx"})
+    text_weights = {name: each for name, each in weights.items() if "vis" not in name}
+    assert 0 < len(text_weights) < len(weights)
+    mx.save_safetensors(path, text_weights, {"format": "mlx"})
     with pytest.raises(ModelError, match=r"pictures: the weights in .* for texts alone") as caught:
         load(str(folder), lambda _done, _total: None, lambda: False, pictures=True)
     assert caught.value.permanent

@@ -50,9 +50,9 @@ def _split(folder: Path, name: str, belongs: Callable[[str], bool]) -> None:
     assert isinstance(weights, dict)
     (folder / name).parent.mkdir(exist_ok=True)
     moved = {key: array for key, array in weights.items() if belongs(key)}
-    kept = {key: array for key, array in weights.items() if key not in moved}
+    remaining = {key: array for key, array in weights.items() if key not in moved}
     mx.save_safetensors(str(folder / name), moved, {"format": "mlx"})
-    mx.save_safetensors(str(folder / "kept.safetensors"), kept, {"format": "mlx"})
+    mx.save_safetensors(str(folder / "kept.safetensors"), remaining, {"format": "mlx"})
     (folder / "kept.safetensors").replace(folder / WHOLE)
 
 
