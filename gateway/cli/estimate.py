@@ -111,7 +111,7 @@ def estimate_command(
     """
     draft = read_draft(Flags(config=config, state_dir=state_dir), os.environ)
     settings = draft.settings
-    own = StateDir.at(settings.gateway.state_dir)
+    own = StateDir.of(settings.gateway.state_dir)
     running = _running(model, context_tokens, settings, own)
     if running is not None and config is None and running.outline is not None:
         grouped = bool(running.reading.groups)

@@ -125,7 +125,7 @@ class _Here:
         except ConfigError as error:
             raise CommandError(str(error)) from error
         settings = read.settings
-        self._state_dir = StateDir.at(settings.gateway.state_dir)
+        self._state_dir = StateDir.of(settings.gateway.state_dir)
         finder.recall(self._state_dir.names_path)
         self._configuration = finder.with_found(read)
         used = read_state(self._state_dir.used_path, Used) or Used({})
@@ -303,10 +303,10 @@ def show_command(gateway: GatewayClient, *, model: str, as_json: bool) -> None:
         return
     context = None if entry.context_tokens is None else f"{entry.context_tokens:,} tokens"
     parts = f", of which {format_size(entry.part_bytes)} of an unfinished pull"
-    kept = f" (its plain name was that of {entry.name_kept_by} before)"
+    kept = f" (its plain name was that of {entry.name_holder} before)"
     rows = {
         "source": entry.source,
-        "ids": (", ".join(entry.ids) or "none") + (kept if entry.name_kept_by else ""),
+        "ids": (", ".join(entry.ids) or "none") + (kept if entry.name_holder else ""),
         "aliases": ", ".join(entry.aliases) or None,
         "state": state(entry),
         "problem": entry.problem,

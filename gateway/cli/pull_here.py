@@ -34,7 +34,7 @@ from gateway.system.state_dir import StateDir
 
 def room_here(settings: Settings) -> Room:
     """The memory for another model on this machine, where no gateway runs: nothing is loaded."""
-    state_dir = StateDir.at(settings.gateway.state_dir)
+    state_dir = StateDir.of(settings.gateway.state_dir)
     learned = Learned(state_dir.learned_path)
     usable_bytes = budget_bytes(settings.memory) - read_stranded(state_dir.stranded_path).bytes
     without_group = ModelSettings(path="")

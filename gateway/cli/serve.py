@@ -62,7 +62,7 @@ def serve_command(log: LogFlags, flags: Flags, *, mistake_status: int) -> None:
 
     def read() -> Configuration:
         found = read_configuration(flags, environment, places)
-        finder.recall(StateDir.at(found.settings.gateway.state_dir).names_path)
+        finder.recall(StateDir.of(found.settings.gateway.state_dir).names_path)
         return finder.with_found(found)
 
     try:
@@ -74,11 +74,11 @@ def serve_command(log: LogFlags, flags: Flags, *, mistake_status: int) -> None:
     settings = configuration.settings
     if not settings.models and not settings.discovery.discover:
         _fail_for_good([_NO_MODEL], status=mistake_status)
-    state_dir = StateDir.at(settings.gateway.state_dir)
+    state_dir = StateDir.of(settings.gateway.state_dir)
     if inheritance is None:
         _leave_to_another_service(state_dir)
     keys, certificates, listener = _opened(configuration, state_dir, inheritance)
-    finder.keep()
+    finder.store_names()
     with gateway_logs(state_dir, settings.models, log.log_level, to_stderr=log.to_stderr):
         try:
             raise_file_limit()

@@ -105,7 +105,7 @@ async def _follow(
             await asyncio.sleep(pause_s)
             try:
                 async with asyncio.timeout(wait_s):
-                    new = await follower.take()
+                    new = await follower.next_events()
             except TimeoutError:
                 new = []
             missed = b""

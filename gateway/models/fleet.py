@@ -147,7 +147,7 @@ class Fleet:
         self.hosts.start()
         self.upstreams.start()
         self.lag.watch(self._tasks)
-        self._tasks.keep(self._tick, "deadlines", _TICK_S)
+        self._tasks.repeat(self._tick, "deadlines", _TICK_S)
         self.phase = Phase.SERVING
         for compartment in self.roster.configured.values():
             if compartment.model.settings.preload and self.caution is None and preload:

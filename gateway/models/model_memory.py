@@ -184,7 +184,7 @@ class ModelMemory:
             return
         ready = self._condition.state is State.READY
         is_command = self.model.is_command
-        self._beside_moved = ready and not is_command and worker.memory.beside_moved
+        self._beside_moved = ready and not is_command and worker.memory.beside_differs
         self._scheduler.note_footprint(
             self.model.id,
             held_bytes,

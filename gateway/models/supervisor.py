@@ -248,7 +248,7 @@ class WorkerSupervisor:
 
     # From the worker
 
-    def worker_said(self, worker: Worker, message: WorkerMessage) -> None:
+    def worker_sent(self, worker: Worker, message: WorkerMessage) -> None:
         if worker.ended.is_set():
             return  # The hello of an adopted spare may come after its end.
         now = self._loop.time()

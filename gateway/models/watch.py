@@ -58,9 +58,9 @@ class Readings:
         self._processes = Lane("processes")
 
     def start(self) -> None:
-        self._tasks.keep(self._read_machine, "machine", _READING_S)
-        self._tasks.keep(self._read_workers, "footprints", _READING_S)
-        self._tasks.keep(self._look_at_processes, "descendants", _DESCENDANTS_S)
+        self._tasks.repeat(self._read_machine, "machine", _READING_S)
+        self._tasks.repeat(self._read_workers, "footprints", _READING_S)
+        self._tasks.repeat(self._look_at_processes, "descendants", _DESCENDANTS_S)
 
     async def close(self) -> None:
         await self._tasks.cancel_all()
@@ -99,7 +99,7 @@ class Readings:
             "the list of processes",
         )
         for worker in workers:
-            worker.descendants.note(found[worker.pid])
+            worker.descendants.remember(found[worker.pid])
 
     def _compare(self) -> None:
         """Look for stranded memory among the machine's wired memory."""
@@ -153,7 +153,7 @@ class Disks:
         again.
         """
         look = functools.partial(self._look, discovered, rediscover)
-        self._tasks.keep(look, "mounted", _LOOK_S)
+        self._tasks.repeat(look, "mounted", _LOOK_S)
 
     async def close(self) -> None:
         await self._tasks.cancel_all()

@@ -87,7 +87,7 @@ class _Lines:
         self._log = log
         self._news = news
 
-    def begin(self, pid: int, incarnation: int) -> None:
+    def mark_start(self, pid: int, incarnation: int) -> None:
         self._log.add(f"-- started: pid {pid}, incarnation {incarnation} --")
 
     def add(self, line: str) -> None:

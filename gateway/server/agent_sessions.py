@@ -123,8 +123,8 @@ class Sessions:
         self._tasks = Tasks("agent")
 
     def begin(self) -> None:
-        self._tasks.keep(self._judge, "leases", _TICK_S)
-        self._tasks.keep(self._measure, "footprints", _READING_S)
+        self._tasks.repeat(self._judge, "leases", _TICK_S)
+        self._tasks.repeat(self._measure, "footprints", _READING_S)
 
     @property
     def ranks(self) -> list[HostedRank]:

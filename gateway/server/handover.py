@@ -235,7 +235,7 @@ class Handover:
                 for each in fleet.roster.everyone
             ),
             incarnation=fleet.next_incarnation,
-            events=fleet.events.kept,
+            events=fleet.events.stored,
             book=parts.keys.book,
             making=tuple(making),
             earlier=self._earlier,

@@ -196,7 +196,7 @@ class Takeover:
             lambda _what, _number, descriptor: self._take_connection(server, descriptor)
         )
         self._tasks.start(self._listen(fleet, keys, mailbox), "predecessor")
-        self._tasks.keep(self._tidy, "relayed requests", _TIDY_S)
+        self._tasks.repeat(self._tidy, "relayed requests", _TIDY_S)
         self._inheritance.take_stderr()
         self._messages.send(Serving())
 

@@ -258,7 +258,7 @@ class Hosts:
 
     def start(self) -> None:
         for name, each in self.readings.items():
-            self._tasks.keep(each.ask, name, _EVERY_S)
+            self._tasks.repeat(each.ask, name, _EVERY_S)
 
     async def close(self) -> None:
         """Close all links. To be called when no rank is left."""

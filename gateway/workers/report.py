@@ -23,14 +23,15 @@ _NOISE_BYTES: Final = 64_000_000
 _NOISE_SHARE: Final = 0.05
 
 
-class MemoryState(Struct):
-    """A worker's memory, which the next gateway takes over. `granted_bytes` is the limit that the
-    worker was told.
+class MemoryState(Struct, rename={"sent_beside_bytes": "told_beside_bytes"}):
+    """A worker's memory, which the next gateway takes over. `granted_bytes` is the last limit that
+    was sent to the worker.
 
-    Once the model is loaded, its weights take `weight_bytes` and kept prompts take
+    Once the model is loaded, its weights take `weight_bytes` and cached prompts take
     `prompt_cache_bytes`. `mlx` is MLX's own account. The worker held `idle_bytes` right after the
     load. Three fields are bytes that the process holds beside MLX's account: `baseline_bytes`
-    before the load, `beside` by the last readings, and `told_beside_bytes` as the worker was told.
+    before the load, `beside` by the last readings, and `sent_beside_bytes` by the last message to
+    the worker.
     """
 
     footprint: Footprint | None = None
@@ -42,16 +43,16 @@ class MemoryState(Struct):
     idle_bytes: int | None = None
     baseline_bytes: int = 0
     beside: tuple[int, ...] = ()
-    told_beside_bytes: int = 0
+    sent_beside_bytes: int = 0
 
 
 class WorkerMemory(MemoryState):
-    """The memory of one worker. `kept_bytes` is the limit that the worker keeps to, by its last
+    """The memory of one worker. `obeyed_bytes` is the limit that the worker obeys, by its last
     message, and `read_at_bytes` is that limit at the last reading. `mlx_is_old`: the worker has
     given memory back since its last message with MLX's account.
     """
 
-    kept_bytes: int = 0
+    obeyed_bytes: int = 0
     read_at_bytes: int = 0
     mlx_is_old: bool = False
 
@@ -66,39 +67,39 @@ class WorkerMemory(MemoryState):
         _copy(state, self)
 
     def loaded(self, weight_bytes: int, mlx: MlxMemory) -> None:
-        """Note that the model is loaded, and drop the reading from before the load."""
+        """Record that the model is loaded, and drop the reading from before the load."""
         self.footprint = None
         self.weight_bytes = weight_bytes
         self.mlx = mlx
 
-    def heard(self, mlx: MlxMemory, prompt_cache_bytes: int) -> None:
-        """Note a heartbeat."""
+    def record_heartbeat(self, mlx: MlxMemory, prompt_cache_bytes: int) -> None:
+        """Record the figures of a heartbeat."""
         self.mlx = mlx
         self.mlx_is_old = False
         if self.weight_bytes is not None:
             self.prompt_cache_bytes = max(0, prompt_cache_bytes)
 
     def keeps_to(self, limit_bytes: int) -> bool:
-        """Note that the worker keeps to this limit. Returns whether it has given memory back for
-        that.
+        """Record that the worker obeys this limit. Returns whether the worker has given memory back
+        for that.
         """
-        gave = limit_bytes < self.kept_bytes
-        self.mlx_is_old |= gave
-        self.kept_bytes = limit_bytes
-        return gave
+        has_given = limit_bytes < self.obeyed_bytes
+        self.mlx_is_old |= has_given
+        self.obeyed_bytes = limit_bytes
+        return has_given
 
     @property
     def is_loaded(self) -> bool:
         return self.weight_bytes is not None
 
-    def note_footprint(self, footprint: Footprint, *, loaded: bool, kept_bytes: int) -> None:
-        """Note a reading. `loaded` and `kept_bytes` are as they were when the reading began. If the
+    def record_footprint(self, footprint: Footprint, *, loaded: bool, obeyed_bytes: int) -> None:
+        """Record a reading. `loaded` and `obeyed_bytes` are of the begin of the reading. If the
         model was loaded meanwhile, the reading is dropped.
         """
         if loaded is not self.is_loaded:
             return
         self.footprint = footprint
-        self.read_at_bytes = kept_bytes
+        self.read_at_bytes = obeyed_bytes
         if self.mlx is not None and not self.mlx_is_old and self.weight_bytes is not None:
             account_bytes = self.mlx.active_bytes + self.mlx.cache_bytes
             self.beside = (*self.beside, footprint.current_bytes - account_bytes)[-_READINGS:]
@@ -142,19 +143,19 @@ class WorkerMemory(MemoryState):
 
     @property
     def beside_more_bytes(self) -> int:
-        """The part of `beside_bytes` that the worker wasn't told of."""
-        return self.beside_bytes - self.told_beside_bytes
+        """The part of `beside_bytes` that the worker doesn't know of."""
+        return self.beside_bytes - self.sent_beside_bytes
 
     @property
-    def beside_moved(self) -> bool:
-        """Whether `beside_bytes` differs clearly from the bytes that the worker was told."""
+    def beside_differs(self) -> bool:
+        """Whether `beside_bytes` differs clearly from the bytes that the worker knows of."""
         noise_bytes = max(_NOISE_BYTES, int((self.granted_bytes or 0) * _NOISE_SHARE))
         return abs(self.beside_more_bytes) > noise_bytes
 
     def tell_beside(self) -> int:
-        """Return `beside_bytes` for a message to the worker, and note them as told."""
-        self.told_beside_bytes = self.beside_bytes
-        return self.told_beside_bytes
+        """Return `beside_bytes` for a message to the worker, and record them as sent."""
+        self.sent_beside_bytes = self.beside_bytes
+        return self.sent_beside_bytes
 
 
 def _copy(source: MemoryState, target: MemoryState) -> None:
@@ -194,14 +195,14 @@ class WorkerReport:
     def last_step_age_s(self) -> float | None:
         return None if self._last_step_at is None else self._loop.time() - self._last_step_at
 
-    def note(self, message: WorkerMessage) -> None:
+    def record(self, message: WorkerMessage) -> None:
         match message:
             case Output(deltas=deltas):
-                self._note_step(sum(len(delta.token_ids) for delta in deltas))
+                self._record_step(sum(len(delta.token_ids) for delta in deltas))
             case Embedded(tokens=tokens):
-                self._note_step(tokens)
+                self._record_step(tokens)
             case Heartbeat(step_age_s=age_s, memory=memory, prompt_cache_bytes=prompt_bytes):
-                self._memory.heard(memory, prompt_bytes)
+                self._memory.record_heartbeat(memory, prompt_bytes)
                 if age_s is not None:
                     self._last_step_at = self._loop.time() - age_s
             case Ready():
@@ -225,7 +226,7 @@ class WorkerReport:
         self.tokens_per_s = self._tokens / max(now - self._tokens_counted_at, 1e-3)
         self._tokens, self._tokens_counted_at = 0, now
 
-    def _note_step(self, tokens: int) -> None:
+    def _record_step(self, tokens: int) -> None:
         self._last_step_at = self._loop.time()
         self._tokens += tokens
 
@@ -254,7 +255,7 @@ class PromptClears:
         return answer
 
     def answered(self, reclaimed_bytes: int) -> bool:
-        """Note the answer to the oldest order. Returns False if there was no order."""
+        """Record the answer to the oldest order. Returns False if there was no order."""
         if not self._answers:
             return False
         self._answers.popleft().set_result(max(0, reclaimed_bytes))

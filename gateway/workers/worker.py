@@ -63,7 +63,7 @@ _KILL_S: Final = 10.0
 class Listener(Protocol):
     """Is told of all that a worker does, on the event loop."""
 
-    def worker_said(self, worker: Worker, message: WorkerMessage) -> None: ...
+    def worker_sent(self, worker: Worker, message: WorkerMessage) -> None: ...
 
     def worker_misbehaved(self, worker: Worker, reason: str) -> None: ...
 
@@ -164,7 +164,7 @@ class Worker:
     def adopt(self, supervisor: Listener, log: WorkerLog) -> None:
         """Pass the worker to another supervisor."""
         self._supervisor = supervisor
-        log.begin(self.pid, self.incarnation)
+        log.mark_start(self.pid, self.incarnation)
         self._process.log = log
 
     @property
@@ -275,9 +275,9 @@ class Worker:
             FootprintError: a footprint can't be read.
             OSError: no answer comes, or no thread can be started.
         """
-        loaded, kept_bytes = self.memory.is_loaded, self.memory.kept_bytes
+        loaded, obeyed_bytes = self.memory.is_loaded, self.memory.obeyed_bytes
         footprint = await self._read_footprint()
-        self.memory.note_footprint(footprint, loaded=loaded, kept_bytes=kept_bytes)
+        self.memory.record_footprint(footprint, loaded=loaded, obeyed_bytes=obeyed_bytes)
 
     async def _read_footprint(self) -> Footprint:
         own = await self._lane.run(self._footprint.read, _READING_S, f"the footprint of {self.pid}")
@@ -372,7 +372,7 @@ class Worker:
             case ShutdownStep.KILL:
                 self._process.send_signal(signal.SIGKILL)
 
-    def link_said(self, message: WorkerMessage) -> None:
+    def link_received(self, message: WorkerMessage) -> None:
         if self.followers is not None:
             message = self.followers.from_rank_0(message)
         match message:
@@ -386,8 +386,8 @@ class Worker:
             case RankLost():
                 return
             case _:
-                self.report.note(message)
-        self._supervisor.worker_said(self, message)
+                self.report.record(message)
+        self._supervisor.worker_sent(self, message)
 
     def link_broke(self, error: ProtocolError) -> None:
         if isinstance(error, VersionError):

@@ -150,7 +150,7 @@ class TestNamesThatStay:
         finder = Finder()
         finder.recall(file)
         found = finder.with_found(present)
-        finder.keep()
+        finder.store_names()
         return found
 
     def test_whoever_had_a_name_keeps_it(self, cache: Path, file: Path) -> None:
@@ -170,7 +170,7 @@ class TestNamesThatStay:
         assert (sources(third), third.news) == (expected, ())
         entry = look_up(entries(finder, third), "a-org/Same")
         assert entry is not None
-        assert entry.name_kept_by == "mlx-community/Same"
+        assert entry.name_holder == "mlx-community/Same"
 
     def test_a_model_keeps_its_name_when_a_link_to_a_folder_above_it_goes(
         self, models: Path, file: Path
@@ -194,7 +194,7 @@ class TestNamesThatStay:
         present, finder = configuration(("huggingface",)), Finder()
         finder.recall(file)
         finder.with_found(present)
-        finder.keep()
+        finder.store_names()
         file.unlink()
         cached(cache, "a/Same")
         finder.with_found(present)
@@ -214,7 +214,7 @@ class TestNamesThatStay:
         cached(cache, "b/Same")
         present, finder = configuration(("huggingface",)), Finder()
         finder.recall(file)
-        finder.keep()
+        finder.store_names()
         finder.with_found(present)
         cached(cache, "a/Same")
         assert sources(self.start(file, present))["Same"] == "b/Same"

@@ -66,7 +66,7 @@ class ScriptedWorker:
         self.shutdown_steps += [timed.step for timed in steps]
 
     def says(self, message: WorkerMessage) -> None:
-        self.report.note(message)
+        self.report.record(message)
         self._supervisor.worker_said(cast(Worker, self), message)
 
     def ends(self, status: ExitStatus) -> None:
@@ -117,7 +117,7 @@ class _Workers:
             raise self.failure
         worker = ScriptedWorker(supervisor, len(self.started) + 1)
         self.started.append(worker)
-        log.begin(worker.pid, worker.incarnation)
+        log.mark_start(worker.pid, worker.incarnation)
         return cast(Worker, worker)
 
 

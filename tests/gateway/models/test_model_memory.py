@@ -67,8 +67,8 @@ class World:
     async def read(self, held: int, times: int = 1) -> None:
         for _ in range(times):
             footprint = Footprint(held, held)
-            kept = self.memory.kept_bytes
-            self.memory.note_footprint(footprint, loaded=True, kept_bytes=kept)
+            kept = self.memory.obeyed_bytes
+            self.memory.record_footprint(footprint, loaded=True, obeyed_bytes=kept)
             self.model_memory.measured(self.worker)
             # The decision comes with the loop's next turn.
             await asyncio.sleep(0)

@@ -18,15 +18,15 @@ async def test_a_follower_gets_what_comes() -> None:
         log.emit("exit", "demo", pid=1)
         log.emit("state", "demo", before="ready", after="unloaded")
         async with asyncio.timeout(1):
-            assert [each.kind for each in await follower.take()] == ["exit", "state"]
-        waiting = asyncio.create_task(follower.take())
+            assert [each.kind for each in await follower.next_events()] == ["exit", "state"]
+        waiting = asyncio.create_task(follower.next_events())
         await asyncio.sleep(0)
         log.emit("start", "demo", pid=2)
         async with asyncio.timeout(1):
             assert [each.fields for each in await waiting] == [{"pid": 2}]
         log.close()
         async with asyncio.timeout(1):
-            assert await follower.take() == []
+            assert await follower.next_events() == []
         assert follower.ended
 
 
@@ -45,7 +45,7 @@ async def test_a_slow_follower_misses_the_oldest() -> None:
     with log.follow() as follower:
         for _ in range(1500):
             log.emit("start", "demo")
-        taken = await follower.take()
+        taken = await follower.next_events()
     assert (len(taken), follower.missed) == (1000, 500)
     assert taken[-1].id - taken[0].id == 999
 

@@ -13,9 +13,9 @@ def test_a_reading_that_began_before_its_model_was_there_is_not_taken_for_it() -
     memory = WorkerMemory()
     began_loaded = memory.is_loaded
     memory.loaded(100, MlxMemory(active_bytes=100))
-    memory.note_footprint(HALF, loaded=began_loaded, kept_bytes=0)
+    memory.record_footprint(HALF, loaded=began_loaded, obeyed_bytes=0)
     assert memory.held_bytes is None
-    memory.note_footprint(WHOLE, loaded=memory.is_loaded, kept_bytes=0)
+    memory.record_footprint(WHOLE, loaded=memory.is_loaded, obeyed_bytes=0)
     assert memory.held_bytes == 160
 
 
@@ -24,7 +24,7 @@ def test_what_it_gave_back_shows_in_readings_that_begin_later() -> None:
     assert not memory.keeps_to(80)
     assert memory.keeps_to(50), "it has given something back"
     assert not memory.keeps_to(60)
-    memory.note_footprint(HALF, loaded=memory.is_loaded, kept_bytes=80)
+    memory.record_footprint(HALF, loaded=memory.is_loaded, obeyed_bytes=80)
     assert memory.read_at_bytes == 80
-    memory.note_footprint(HALF, loaded=memory.is_loaded, kept_bytes=memory.kept_bytes)
+    memory.record_footprint(HALF, loaded=memory.is_loaded, obeyed_bytes=memory.obeyed_bytes)
     assert memory.read_at_bytes == 60

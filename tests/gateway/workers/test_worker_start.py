@@ -39,7 +39,7 @@ class Witness:
         self.statuses: list[ExitStatus] = []
         self.outlived: list[shutdown_steps.ShutdownStep] = []
 
-    def worker_said(self, worker: Worker, message: WorkerMessage) -> None:
+    def worker_sent(self, worker: Worker, message: WorkerMessage) -> None:
         pass
 
     def worker_misbehaved(self, worker: Worker, reason: str) -> None:
