@@ -67,7 +67,7 @@ class ScriptedWorker:
 
     def says(self, message: WorkerMessage) -> None:
         self.report.record(message)
-        self._supervisor.worker_said(cast(Worker, self), message)
+        self._supervisor.worker_sent(cast(Worker, self), message)
 
     def ends(self, status: ExitStatus) -> None:
         self.ended.set()

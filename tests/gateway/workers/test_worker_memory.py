@@ -19,7 +19,7 @@ def test_a_reading_that_began_before_its_model_was_there_is_not_taken_for_it() -
     assert memory.held_bytes == 160
 
 
-def test_what_it_gave_back_shows_in_readings_that_begin_later() -> None:
+def test_reclaimed_memory_shows_in_later_readings() -> None:
     memory = WorkerMemory()
     assert not memory.keeps_to(80)
     assert memory.keeps_to(50), "it has given something back"
