@@ -132,8 +132,8 @@ class ApiKeys:
         return owner == ADMIN or self._session_of(owner) is not None
 
     def watch(self, tasks: Tasks) -> None:
-        tasks.keep(self.look, "keys", _LOOK_S)
-        tasks.keep(self.write_accounts, "accounts of the keys", _WRITTEN_EVERY_S)
+        tasks.repeat(self.look, "keys", _LOOK_S)
+        tasks.repeat(self.write_accounts, "accounts of the keys", _WRITTEN_EVERY_S)
 
     async def look(self) -> None:
         """Read the files if they have changed. A file that can't be read changes nothing. Close the

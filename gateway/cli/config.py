@@ -123,7 +123,7 @@ def _check_groups(configuration: Configuration) -> None:
     """Raises: ConfigError: the budget has no room for a group."""
     settings = configuration.settings
     if settings.groups:
-        state_dir = StateDir.at(settings.gateway.state_dir)
+        state_dir = StateDir.of(settings.gateway.state_dir)
         learned = Learned(state_dir.learned_path)
         raise_misfits(configuration, misfits(settings, budget_bytes(settings.memory), learned))
 

@@ -124,7 +124,7 @@ def estimate_command(
 
 
 def _running(model: str, context_tokens: int | None, settings: Settings) -> _Running | None:
-    state_dir = StateDir.at(settings.gateway.state_dir)
+    state_dir = StateDir.of(settings.gateway.state_dir)
     if address_of(state_dir) is None:
         return None
     access = find_gateway(None, os.environ.get("BULKHEAD_ADMIN_KEY"), settings, state_dir)

@@ -46,7 +46,7 @@ def local_settings(state_dir: Path | None) -> tuple[Settings, StateDir]:
     except ConfigError:
         settings = Settings()
         named = os.environ.get("BULKHEAD_STATE_DIR") if state_dir is None else str(state_dir)
-    return settings, StateDir.at(named)
+    return settings, StateDir.of(named)
 
 
 def find_gateway(

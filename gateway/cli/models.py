@@ -141,10 +141,10 @@ def show_command(gateway: GatewayClient, *, model: str, as_json: bool) -> None:
         return
     context = None if seen.context_tokens is None else f"{seen.context_tokens:,} tokens"
     parts = f", of which {format_size(seen.part_bytes)} of an unfinished pull"
-    renamed = f" (its plain name was that of {seen.name_kept_by} before)"
+    renamed = f" (its plain name was that of {seen.name_holder} before)"
     rows = {
         "source": seen.source,
-        "ids": (", ".join(seen.ids) or "none") + (renamed if seen.name_kept_by else ""),
+        "ids": (", ".join(seen.ids) or "none") + (renamed if seen.name_holder else ""),
         "aliases": ", ".join(seen.aliases) or None,
         "state": disk_state(seen),
         "problem": seen.problem,

@@ -84,7 +84,7 @@ def serve_command(
 
     def read() -> Configuration:
         configured = read_configuration(flags, environment, places)
-        finder.recall(StateDir.at(configured.settings.gateway.state_dir).names_path)
+        finder.recall(StateDir.of(configured.settings.gateway.state_dir).names_path)
         complete = finder.with_found(configured)
         return complete if temporary is None else _for_one_command(complete)
 
@@ -95,7 +95,7 @@ def serve_command(
             inheritance.fail("; ".join(map(str, error.mistakes)))
         _fail_for_good(error.mistakes, status=mistake_status)
     settings = configuration.settings
-    state_dir = StateDir.at(settings.gateway.state_dir)
+    state_dir = StateDir.of(settings.gateway.state_dir)
     if temporary is not None:
         state_dir = _borrowed(state_dir, temporary)
         threading.Thread(target=_end_with_input, name="command", daemon=True).start()
@@ -105,7 +105,7 @@ def serve_command(
         _yield_to_another_service(state_dir)
     keys, certificates, listener = _opened(configuration, state_dir, inheritance)
     if temporary is None:
-        finder.keep()
+        finder.store_names()
     with gateway_logs(state_dir, settings.models, log.log_level, to_stderr=log.to_stderr):
         try:
             raise_file_limit()

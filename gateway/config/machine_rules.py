@@ -257,7 +257,7 @@ def first_key(settings: GatewaySettings) -> str:
     """
     command = "bulkhead key add NAME"
     if settings.state_dir is not None:
-        command += f" --state-dir {shlex.quote(str(StateDir.at(settings.state_dir).path))}"
+        command += f" --state-dir {shlex.quote(str(StateDir.of(settings.state_dir).path))}"
     return f"`{command}`"
 
 
@@ -266,6 +266,6 @@ def has_keys(settings: GatewaySettings) -> bool:
     last one was revoked. If that can't be known they do: the gateway's start fails on it anyway.
     """
     try:
-        return KeyFile(StateDir.at(settings.state_dir).keys_path).signature() is not None
+        return KeyFile(StateDir.of(settings.state_dir).keys_path).signature() is not None
     except OSError:
         return True

@@ -256,7 +256,7 @@ class Installation:
         self.mistakes: list[Mistake] = draft.mistakes
         self.config_file: Path | None = draft.file
         self.config_digest: str | None = draft.digest
-        self.state_dir: StateDir = StateDir.at(draft.settings.gateway.state_dir)
+        self.state_dir: StateDir = StateDir.of(draft.settings.gateway.state_dir)
         self._running: Running | None = None
         self._device: dict[str, Any] | None = None
 

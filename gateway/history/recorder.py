@@ -80,13 +80,13 @@ class Recorder:
             logger.warning("The history can't be read: %s", error)
         self._is_read = True
         self._tasks.start(self._follow(), "events")
-        self._tasks.keep(self._sample, "sample", _SAMPLE_S)
-        self._tasks.keep(self.write, "write", _WRITE_S)
+        self._tasks.repeat(self._sample, "sample", _SAMPLE_S)
+        self._tasks.repeat(self.write, "write", _WRITE_S)
 
     async def _follow(self) -> None:
         with self._fleet.events.follow() as follower:
             while not follower.ended:
-                for event in await follower.take():
+                for event in await follower.next_events():
                     if (kind := _mark(event)) is not None and event.model is not None:
                         self.history.mark(kind, event.model, time.time())
 

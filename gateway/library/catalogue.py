@@ -26,7 +26,7 @@ class ModelOnDisk(Struct, frozen=True, kw_only=True):
     can't be loaded. Its removal would free `freed_bytes`; `part_bytes` of these are of a pull that
     has not ended. `path` is what is removed, `folder` where the files to load are, without links.
     `state` is that of the first of its ids. `configured` are the ids whose tables in the
-    configuration name it. `name_kept_by` is the model that had its plain name before it. `system`
+    configuration name it. `name_holder` is the model that had its plain name before it. `system`
     and `defaults` are the system prompts and parameters that are configured, by ids.
     """
 
@@ -47,7 +47,7 @@ class ModelOnDisk(Struct, frozen=True, kw_only=True):
     state: str | None
     last_used_at: float | None
     configured: tuple[str, ...]
-    name_kept_by: str | None
+    name_holder: str | None = msgspec.field(name="name_holder")
     system: dict[str, str] = {}
     defaults: dict[str, str] = {}
 
@@ -129,14 +129,14 @@ def catalogue(
     for each in found:
         places = (each.source, each.folder)
         ids = tuple(k for k, v in configuration.located.items() if v.path in places)
-        own = {model_id: configuration.settings.models[model_id] for model_id in ids}
+        tables = {model_id: configuration.settings.models[model_id] for model_id in ids}
         first = served.get(ids[0]) if ids else None
         described = each.description
         entries.append(
             ModelOnDisk(
                 source=each.source,
                 ids=ids,
-                aliases=tuple(alias for model in own.values() for alias in model.aliases),
+                aliases=tuple(alias for model in tables.values() for alias in model.aliases),
                 path=each.path,
                 folder=each.folder,
                 size_bytes=each.size_bytes,
@@ -151,15 +151,15 @@ def catalogue(
                 state=None if first is None else first.state,
                 last_used_at=last_used_at.get(each.source),
                 configured=tuple(k for k in ids if k not in configuration.discovered),
-                name_kept_by=_name_kept_by(each, ids, configuration),
-                system={k: v.system for k, v in own.items() if v.system},
-                defaults={k: str(v.defaults) for k, v in own.items() if v.defaults.given},
+                name_holder=_name_holder(each, ids, configuration),
+                system={k: v.system for k, v in tables.items() if v.system},
+                defaults={k: str(v.defaults) for k, v in tables.items() if v.defaults.given},
             )
         )
     return sorted(entries, key=lambda each: (each.name.lower(), each.source))
 
 
-def _name_kept_by(
+def _name_holder(
     found: FoundModel, ids: tuple[str, ...], configuration: Configuration
 ) -> str | None:
     if not ids or ids[0] not in configuration.discovered:
@@ -205,8 +205,8 @@ def objection(
         return f"{loaded[0]} is loaded: run `bulkhead unload {loaded[0]}` first."
     needed = [
         model_id
-        for model_id, at in configuration.located.items()
-        if _uses(at.draft_model, entry) or _uses(at.adapter, entry)
+        for model_id, located in configuration.located.items()
+        if _uses(located.draft_model, entry) or _uses(located.adapter, entry)
     ]
     if needed:
         return f"{needed[0]} needs it too, as a draft model or adapter."

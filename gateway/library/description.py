@@ -74,10 +74,10 @@ def describe(folder: Path) -> Description:
         logger.debug("%s can't be described", folder, exc_info=True)
         if not isinstance(error, OSError | ValueError):
             error = ValueError(f"its files make no sense ({type(error).__name__}: {error})")
-        return msgspec.structs.replace(NOTHING, problem=_told(str(error)))
+        return msgspec.structs.replace(NOTHING, problem=_shortened(str(error)))
 
 
-def _told(problem: str) -> str:
+def _shortened(problem: str) -> str:
     text = problem.encode(errors="replace").decode()
     return text if len(text) <= _LONGEST_PROBLEM else f"{text[: _LONGEST_PROBLEM - 1]}…"
 
@@ -90,7 +90,7 @@ def _whole(folder: Path) -> Description:
         raise ValueError(f"config.json can't be read: {error}") from error
     found = _described(folder, config)
     problem = _incomplete(folder) or problem_of(config)
-    return found if problem is None else msgspec.structs.replace(found, problem=_told(problem))
+    return found if problem is None else msgspec.structs.replace(found, problem=_shortened(problem))
 
 
 def _described(folder: Path, config: dict[str, Any]) -> Description:
@@ -205,7 +205,7 @@ def _architectures() -> frozenset[str]:
 _TOKENS: Final = 8_000
 _DEFAULTS: Final = ModelSettings(path="")
 
-Verdict: TypeAlias = Literal["fits", "fits with a shorter context", "doesn't fit"]
+Assessment: TypeAlias = Literal["fits", "fits with a shorter context", "doesn't fit"]
 
 
 class Outlook(Struct, frozen=True):
@@ -215,7 +215,7 @@ class Outlook(Struct, frozen=True):
     """
 
     fits: bool
-    verdict: Verdict
+    assessment: Assessment = msgspec.field(name="verdict")
     needed_bytes: int
     possible_bytes: int
     context_tokens: int
@@ -244,14 +244,14 @@ def outlook(
     result = fit(found, possible_bytes)
     tokens = min(_TOKENS, result.context_tokens)
     rows = found.rows(possible_bytes, tokens)
-    verdict: Verdict = "fits"
+    assessment: Assessment = "fits"
     if not result.fits:
-        verdict = "doesn't fit"
+        assessment = "doesn't fit"
     elif result.is_cut:
-        verdict = "fits with a shorter context"
+        assessment = "fits with a shorter context"
     return Outlook(
         result.fits,
-        verdict,
+        assessment,
         result.needed_bytes,
         possible_bytes,
         result.context_tokens,

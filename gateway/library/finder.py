@@ -95,12 +95,12 @@ class Finder:
         self._views: Inquiries[str, _View] = Inquiries()
         self._folders: Inquiries[str, str] = Inquiries()
         self._known: dict[str, _View] = {}
-        self._said: set[str] = set()
+        self._complained: set[str] = set()
         self._holders = Holders()
         self._recalled: Path | None = None
         # The new name of that file, if it can't be read.
         self._unreadable: Path | None = None
-        self._keeps = False
+        self._writes = False
 
     def recall(self, path: Path) -> None:
         """Read who had which name from a file, at the first call alone. Blocks."""
@@ -112,9 +112,9 @@ class Finder:
             elif path.exists():
                 self._unreadable = path.with_suffix(".unreadable")
 
-    def keep(self) -> None:
+    def store_names(self) -> None:
         """Write who has which name to the file that was read, now and at each change. Blocks."""
-        self._keeps = True
+        self._writes = True
         if self._recalled is not None and self._unreadable is not None:
             with contextlib.suppress(OSError):
                 self._recalled.replace(self._unreadable)
@@ -139,13 +139,14 @@ class Finder:
             if model_id not in configuration.discovered
         }
         located = {model_id: configuration.located[model_id] for model_id in own}
-        repositories = {at.path for at in located.values() if not at.path.startswith("/")}
+        paths = {located_model.path for located_model in located.values()}
+        repositories = {path for path in paths if not path.startswith("/")}
         for repository in repositories:
             look = functools.partial(_real_folder, repository)
             self._folders.ask(repository, look, f"locate {repository}")
         views = self._search(settings)
         on_disks = _merged(model for view in views for model in view.models)
-        served = {at.path for at in located.values()} | self._answered(repositories)
+        served = paths | self._answered(repositories)
         claimants = [
             Claimant(model.source, model.claims, model.folder)
             for model in on_disks
@@ -154,7 +155,7 @@ class Finder:
             and _is_allowed(model, settings.gateway.allow)
         ]
         taken = {*own, *(alias for model in own.values() for alias in model.aliases)}
-        names, said = self._named(claimants, taken, settings.discovery.discover, views)
+        names, sentences = self._named(claimants, taken, settings.discovery.discover, views)
         models = {
             given[0]: ModelSettings(path=source, aliases=tuple(given[1:]))
             for source, given in names.given.items()
@@ -165,7 +166,7 @@ class Finder:
             located=located | {model_id: Located(found.path) for model_id, found in models.items()},
             discovered=frozenset(models),
             names=names.holders,
-            news=tuple(said),
+            news=tuple(sentences),
             broken=_broken(on_disks, names),
         )
 
@@ -187,15 +188,15 @@ class Finder:
             if any(_is_in(place, home) for place in places)
         }
         names = give_names(sought, taken, claimants)
-        said = news(before, names.holders)
+        sentences = news(before, names.holders)
         if self._unreadable is not None:
-            said.insert(
+            sentences.insert(
                 0,
                 f"{self._recalled} can't be read, so models get their names anew. It is kept as "
                 f"{self._unreadable}.",
             )
         self._remember(left | names.holders, views)
-        return names, said
+        return names, sentences
 
     def _remember(self, names: dict[str, str], views: list[_View]) -> None:
         now = {home: mount for view in views for home, mount in view.mounts.items()}
@@ -206,20 +207,20 @@ class Finder:
             for model in view.models
             for claim in model.claims
         }
-        kept = remembered(names, now)
-        homes = kept.values()
+        by_name = remembered(names, now)
+        homes = by_name.values()
         holders = Holders(
-            kept,
+            by_name,
             {home: mounts.get(home, "/") for home in homes},
             {home: folders[home] for home in homes if home in folders},
         )
-        lost = self._keeps and self._recalled is not None and not self._recalled.exists()
+        lost = self._writes and self._recalled is not None and not self._recalled.exists()
         if holders != self._holders or lost:
             self._holders = holders
             self._write()
 
     def _write(self) -> None:
-        if self._keeps and self._recalled is not None:
+        if self._writes and self._recalled is not None:
             write_state(self._recalled, self._holders)
 
     def _answered(self, repositories: Iterable[str]) -> set[str]:
@@ -245,16 +246,16 @@ class Finder:
         except OSError as error:
             self._complain(place, denied(error) or error.strerror or str(error))
         else:
-            self._said.discard(place)
+            self._complained.discard(place)
             self._known[place] = view
             return view
         last = self._known.get(place, _View([], {}, set()))
         return last._replace(removed=set())
 
     def _complain(self, place: str, why: str) -> None:
-        if place not in self._said:
+        if place not in self._complained:
             logger.warning("No models are looked for in %s: %s", place, why)
-        self._said.add(place)
+        self._complained.add(place)
 
 
 def _broken(found: Iterable[FoundModel], names: Names) -> dict[str, str]:

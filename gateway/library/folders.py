@@ -53,8 +53,8 @@ def search(place: str) -> list[FoundModel]:
     if in_cache and not root.is_dir():
         return []
     spots = _Walk(root, in_cache=in_cache).spots(root)
-    found = [_found(spot, in_cache=in_cache and spot.folder.parent == root) for spot in spots]
-    return [model for model in found if _can_be_told(model.source)]
+    found = [_examined(spot, in_cache=in_cache and spot.folder.parent == root) for spot in spots]
+    return [model for model in found if _is_encodable(model.source)]
 
 
 class _Spot(NamedTuple):
@@ -67,7 +67,7 @@ class _Spot(NamedTuple):
     has_weights: bool
 
 
-def _found(spot: _Spot, *, in_cache: bool) -> FoundModel:
+def _examined(spot: _Spot, *, in_cache: bool) -> FoundModel:
     """`in_cache`: the folder is in the Hugging Face cache, where workers know repositories."""
     path = Path(os.path.abspath(spot.folder))  # noqa: PTH100 - A link keeps its own name.
     home, named, folder, problem = str(path), path, path, None
@@ -144,7 +144,7 @@ class _Walk:
         return [_Spot(folder, repository, has_weights)]
 
     def _is_looked_into(self, entry: os.DirEntry[str]) -> bool:
-        if entry.name.startswith(_OTHER_PREFIXES) or not _can_be_told(entry.name):
+        if entry.name.startswith(_OTHER_PREFIXES) or not _is_encodable(entry.name):
             return False
         if self._in_cache and entry.name.startswith(_PREFIX):
             # A repository of which no folder is left can be removed.
@@ -172,8 +172,8 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _can_be_told(name: str) -> bool:
-    """Whether JSON can have this name of a file. It can't if the name isn't UTF-8."""
+def _is_encodable(name: str) -> bool:
+    """Whether JSON can have this file's name. JSON can't if the name isn't UTF-8."""
     try:
         name.encode()
     except UnicodeEncodeError:

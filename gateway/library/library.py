@@ -58,9 +58,9 @@ class LastUsed:
         self._tasks = Tasks("last used")
 
     def start(self, everyone: Everyone) -> None:
-        self._tasks.start(self._begin(everyone), "read")
+        self._tasks.start(self._read(everyone), "read")
 
-    def note(self, everyone: Everyone) -> None:
+    def collect(self, everyone: Everyone) -> None:
         for each in everyone():
             used_at = each.traffic.use.last_at
             if used_at is not None and used_at > self.at.get(each.model.source, 0.0):
@@ -70,21 +70,21 @@ class LastUsed:
         await self._tasks.cancel_all()
         await self._write(everyone)
 
-    async def _begin(self, everyone: Everyone) -> None:
+    async def _read(self, everyone: Everyone) -> None:
         try:
-            found = await self._lane.run(
+            used = await self._lane.run(
                 functools.partial(read_state, self._path, Used), _DISK_S, str(self._path)
             )
         except OSError as error:
             logger.warning("The last use of models can't be read: %s", error)
-            found = None
-        if found is not None:
-            self.at = {**found.at, **self.at}
-            self._written = dict(found.at)
-        self._tasks.keep(functools.partial(self._write, everyone), "write", _EVERY_S)
+            used = None
+        if used is not None:
+            self.at = {**used.at, **self.at}
+            self._written = dict(used.at)
+        self._tasks.repeat(functools.partial(self._write, everyone), "write", _EVERY_S)
 
     async def _write(self, everyone: Everyone) -> None:
-        self.note(everyone)
+        self.collect(everyone)
         if self.at == self._written:
             return
         present = dict(self.at)
@@ -134,7 +134,7 @@ class Library:
             lambda: with_configured(self._finder.find(configuration.settings), configuration),
             _LOOK_S,
         )
-        self._last_used.note(lambda: self._fleet.roster.everyone)
+        self._last_used.collect(lambda: self._fleet.roster.everyone)
         return catalogue(found, configuration, self._served(), self._last_used.at)
 
     async def find(self, name: str) -> ModelOnDisk:

@@ -73,7 +73,7 @@ class Mailbox:
 
     def start(self) -> None:
         """Begin to look after the file, and to make the answers that were accepted before."""
-        self._tasks.keep(self._look_after, "file", _EXPIRE_S)
+        self._tasks.repeat(self._look_after, "file", _EXPIRE_S)
         self.maker.start()
 
     async def close(self) -> None:

@@ -86,7 +86,7 @@ class Maker:
         self._wake = asyncio.Event()
 
     def start(self) -> None:
-        self._tasks.keep(self._turn, "turns", 0.0)
+        self._tasks.repeat(self._turn, "turns", 0.0)
 
     @property
     def making(self) -> int:

@@ -45,7 +45,7 @@ class Disks:
         again.
         """
         look = functools.partial(self._look, discovered, rediscover)
-        self._tasks.keep(look, "mounted", _LOOK_S)
+        self._tasks.repeat(look, "mounted", _LOOK_S)
 
     async def close(self) -> None:
         await self._tasks.cancel_all()

@@ -148,7 +148,7 @@ class Fleet:
         self.hosts.start()
         self.upstreams.start()
         self.lag.watch(self._tasks)
-        self._tasks.keep(self._tick, "deadlines", _TICK_S)
+        self._tasks.repeat(self._tick, "deadlines", _TICK_S)
         self.phase = Phase.SERVING
         for supervisor in self.roster.configured.values():
             if supervisor.model.settings.preload and self.caution is None and preload:

@@ -62,7 +62,7 @@ class Prompts:
     def start(self) -> None:
         """Remove the files that killed processes have left, then measure the disk regularly."""
         self._looks.soon(self._sweep)
-        self._tasks.keep(self._look, "prompts", _LOOK_S)
+        self._tasks.repeat(self._look, "prompts", _LOOK_S)
 
     async def close(self) -> None:
         await self._tasks.cancel_all()

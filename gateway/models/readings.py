@@ -62,9 +62,9 @@ class Readings:
         self._processes = Lane("processes")
 
     def start(self) -> None:
-        self._tasks.keep(self._read_machine, "machine", _READING_S)
-        self._tasks.keep(self._read_workers, "footprints", _READING_S)
-        self._tasks.keep(self._look_at_processes, "descendants", _DESCENDANTS_S)
+        self._tasks.repeat(self._read_machine, "machine", _READING_S)
+        self._tasks.repeat(self._read_workers, "footprints", _READING_S)
+        self._tasks.repeat(self._look_at_processes, "descendants", _DESCENDANTS_S)
 
     async def close(self) -> None:
         await self._tasks.cancel_all()
@@ -115,7 +115,7 @@ class Readings:
             "the list of processes",
         )
         for worker in workers:
-            worker.descendants.note(children[worker.pid])
+            worker.descendants.remember(children[worker.pid])
 
 
 async def _measure(worker: Worker) -> WorkerReading | None:

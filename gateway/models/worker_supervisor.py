@@ -143,7 +143,7 @@ class WorkerSupervisor:
 
     # From the worker
 
-    def worker_said(self, worker: Worker, message: WorkerMessage) -> None:
+    def worker_sent(self, worker: Worker, message: WorkerMessage) -> None:
         """Dispatch a message of the worker: every kind of message has its case here."""
         if worker.ended.is_set():
             return  # The hello of an adopted spare may come after its end.

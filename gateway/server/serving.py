@@ -159,7 +159,7 @@ class GatewayServer:
         self._parts.limiter.watch(background)
         self._parts.keys.watch(background)
         if notifier.period_s is not None:
-            background.keep(notifier.sign_of_life, "watchdog", notifier.period_s)
+            background.repeat(notifier.sign_of_life, "watchdog", notifier.period_s)
         hung_up = functools.partial(
             asyncio.get_running_loop().call_soon_threadsafe,
             functools.partial(_on_hangup, self._parts.reloader, self._signals, _terminal()),

@@ -173,7 +173,7 @@ def define(
     system: bool,
 ) -> ServiceDefinition:
     """The service of these settings, run by this interpreter."""
-    state_dir = StateDir.at(settings.gateway.state_dir)
+    state_dir = StateDir.of(settings.gateway.state_dir)
     serve = ["serve", "--state-dir", str(state_dir.path)]
     if config is not None:
         serve += ["--config", str(config.absolute())]

@@ -1,4 +1,4 @@
-"""Events of models and workers: the last ones are kept, all are logged and passed to followers."""
+"""Events of models and workers: the last ones stay here, all are logged and go to followers."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ Kind: TypeAlias = Literal[
     "upstream",
 ]
 
-_KEPT: Final = 1000
-# Fields with seconds are kept to the millisecond.
+_STORED: Final = 1000
+# Fields with seconds are rounded to the millisecond.
 _DECIMALS: Final = 3
 _IDS_PER_S: Final = 1_000_000
 # The most events that wait for a slow follower. Beyond that it misses the oldest ones.
@@ -98,7 +98,7 @@ class EventLog:
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[Kind, str | None]] = Counter()
-        self._events: deque[Event] = deque(maxlen=_KEPT)
+        self._events: deque[Event] = deque(maxlen=_STORED)
         # Ids begin above those of an earlier gateway: a follower that returns then misses no event.
         self._last_id = int(time.time()) * _IDS_PER_S
         self._followers: set[EventFollower] = set()
@@ -115,25 +115,25 @@ class EventLog:
             follower.put(event)
 
     def recent(self, count: int, model: str | None = None) -> list[Event]:
-        """The last events that are kept, of this model if there is one."""
+        """The last stored events, of this model if there is one."""
         found = [event for event in self._events if model in (None, event.model)]
         return found[-count:] if count > 0 else []
 
     @property
-    def kept(self) -> tuple[Event, ...]:
+    def stored(self) -> tuple[Event, ...]:
         """The last events, for the gateway that replaces this one."""
         return tuple(self._events)
 
     def restore(self, events: Iterable[Event]) -> None:
         """Put the events of an earlier gateway before those of this one."""
-        own = list(self._events)
+        newer = list(self._events)
         self._events.clear()
-        self._events.extend([*events, *own])
+        self._events.extend([*events, *newer])
         if self._events:
             self._last_id = max(self._last_id, *(each.id for each in self._events))
 
     def after(self, event_id: int) -> list[Event]:
-        """The kept events with a higher id than `event_id`."""
+        """The stored events with a higher id than `event_id`."""
         return [each for each in self._events if each.id > event_id]
 
     @contextmanager
@@ -171,7 +171,7 @@ class EventFollower:
         self.ended = True
         self._arrived.set()
 
-    async def take(self) -> list[Event]:
+    async def next_events(self) -> list[Event]:
         """Wait for events; return all since the last call, or none if the log is closed."""
         while not self._events and not self.ended:
             self._arrived.clear()

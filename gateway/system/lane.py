@@ -78,7 +78,7 @@ class Lane:
         queued = partial(_answer, loop, answer, call)
         self._add(queued)
         try:
-            self._begin()
+            self._start_work()
         except OSError:
             with self._lock, contextlib.suppress(ValueError):
                 # A thread that another call began may have taken this one.
@@ -105,13 +105,13 @@ class Lane:
         self._add(call)
         # If no thread can be started, the call waits until a later call starts one.
         with contextlib.suppress(OSError):
-            self._begin()
+            self._start_work()
 
     def _add(self, call: Callable[[], None]) -> None:
         with self._lock:
             self._calls.append(call)
 
-    def _begin(self) -> None:
+    def _start_work(self) -> None:
         with self._lock:
             if self._works:
                 return
@@ -150,7 +150,7 @@ def _answer(
     except BaseException as error:
         failure = error
 
-    def settle() -> None:
+    def deliver() -> None:
         if answer.done():
             return
         if failure is None:
@@ -160,7 +160,7 @@ def _answer(
 
     # The loop may be closed by now.
     with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(settle)
+        loop.call_soon_threadsafe(deliver)
 
 
 K = TypeVar("K", bound=Hashable)

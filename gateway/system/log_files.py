@@ -189,7 +189,7 @@ class LogReader:
 
     def read(self) -> list[str]:
         """The next lines, a block of them at most; none if no line was written since."""
-        if self._file is None and not self._begin():
+        if self._file is None and not self._open():
             return []
         while True:
             block = self._block()
@@ -214,7 +214,7 @@ class LogReader:
     def __exit__(self, *_error: object) -> None:
         self.close()
 
-    def _begin(self) -> bool:
+    def _open(self) -> bool:
         self._newer.extend(reversed(_open_files(self._path)))
         if self._newer:
             self._next()
@@ -312,5 +312,5 @@ def stamp_of(line: str) -> str | None:
 
 
 def _is_since(line: str, since: str | None) -> bool:
-    at = stamp_of(line) if since else None
-    return since is None or at is None or at >= since
+    stamped_at = stamp_of(line) if since else None
+    return since is None or stamped_at is None or stamped_at >= since

@@ -236,7 +236,7 @@ class _Writer(QueueListener):
     def __init__(self, entrance: _Entrance, *handlers: logging.Handler) -> None:
         super().__init__(entrance.queue, *handlers)
         self._entrance = entrance
-        self._told = 0
+        self._reported = 0
         self.hangs = False
 
     def dequeue(self, block: bool) -> logging.LogRecord:
@@ -248,8 +248,8 @@ class _Writer(QueueListener):
 
     def handle(self, record: logging.LogRecord) -> None:
         super().handle(record)
-        if (dropped := self._entrance.dropped - self._told) > 0:
-            self._told += dropped
+        if (dropped := self._entrance.dropped - self._reported) > 0:
+            self._reported += dropped
             text = f"{dropped} log lines were dropped: they came faster than they could be written"
             notice = logger.makeRecord(logger.name, logging.WARNING, "", 0, text, (), None)
             super().handle(self._entrance.prepare(notice))

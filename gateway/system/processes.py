@@ -156,9 +156,9 @@ class Descendants:
                 extra=about(pid=self._pid),
             )
         else:
-            self.note(found[self._pid])
+            self.remember(found[self._pid])
 
-    def note(self, found: set[ProcessIdentity]) -> None:
+    def remember(self, found: set[ProcessIdentity]) -> None:
         # If none are found, the worker may have just ended, and the descendants have lost their
         # parent.
         self._known = found or self._known

@@ -75,7 +75,7 @@ class StateDir:
     """The state folder, which this process owns while it holds the lock."""
 
     @classmethod
-    def at(cls, path: str | Path | None) -> Self:
+    def of(cls, path: str | Path | None) -> Self:
         """The state folder of this path; without one, the default folder. Also if the path begins
         with the home of an unknown account, which is a mistake in the configuration.
         """
@@ -172,7 +172,7 @@ class StateDir:
         for folder in self.folders:
             if (reason := untrusted(folder)) is not None:
                 yield reason
-        kept = (
+        written = (
             self.starts_path,
             self.stranded_path,
             self.learned_path,
@@ -185,7 +185,7 @@ class StateDir:
         )
         secret = [self.keys_path, self.keys_path.with_suffix(".lock")]
         secret += [self.admin_key_path, self.usage_path, self.served_path, self.page_path]
-        files = [self.lock_path, *secret, *kept, *(each.with_suffix(".new") for each in kept)]
+        files = [self.lock_path, *secret, *written, *(each.with_suffix(".new") for each in written)]
         files += [*_entries(self.workers), *self.logs.glob("*.log"), *self.logs.glob("*.log.?")]
         # `acquire` removes everything else in the folder of sockets.
         files += [each for each in _entries(self.sockets) if each.is_dir()]

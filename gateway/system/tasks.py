@@ -27,9 +27,9 @@ class Tasks:
         task.add_done_callback(self._ended)
         return task
 
-    def keep(self, turn: Callable[[], Awaitable[None]], name: str, every_s: float) -> None:
+    def repeat(self, turn: Callable[[], Awaitable[None]], name: str, every_s: float) -> None:
         """Call `turn` again and again, each time `every_s` after its end, also after failures."""
-        self.start(self._keep(turn, name, every_s), name)
+        self.start(self._repeat(turn, name, every_s), name)
 
     def attempt(self, step: Callable[[], object], name: str) -> None:
         """Call `step`. Report an exception instead of raising it."""
@@ -43,7 +43,7 @@ class Tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _keep(self, turn: Callable[[], Awaitable[None]], name: str, every_s: float) -> None:
+    async def _repeat(self, turn: Callable[[], Awaitable[None]], name: str, every_s: float) -> None:
         while True:
             try:
                 await turn()
@@ -103,7 +103,7 @@ class LoopLag:
 
     def watch(self, tasks: Tasks) -> None:
         """Measure from now on."""
-        tasks.keep(self._look, "lag of the event loop", 0.0)
+        tasks.repeat(self._look, "lag of the event loop", 0.0)
 
     async def _look(self) -> None:
         # The loop's own clock would not do: it stands still while the loop is busy, and goes on
@@ -116,7 +116,7 @@ class LoopLag:
 logger = logging.getLogger(__name__)
 
 # A fault that occurs again and again is logged once in this time.
-_SAID_AGAIN_S: Final = 60.0
+_LOGGED_AGAIN_S: Final = 60.0
 # A fault that hasn't occurred again within this time is forgotten.
 _REMEMBERED_S: Final = 600.0
 _KINDS: Final = 50
@@ -139,9 +139,9 @@ class Faults:
 
     def __init__(self) -> None:
         self._faults: dict[tuple[str, str], Fault] = {}
-        self._said_at: dict[tuple[str, str], float] = {}
+        self._logged_at: dict[tuple[str, str], float] = {}
 
-    def note(self, what: str, error: BaseException, now: float) -> bool:
+    def record(self, what: str, error: BaseException, now: float) -> bool:
         """Remember a fault. Return whether to log it. `now` is a Unix time."""
         kind = (what, type(error).__name__)
         reason = f"{type(error).__name__}: {error}"[:_LONGEST_REASON]
@@ -152,10 +152,10 @@ class Faults:
         while len(self._faults) > _KINDS:
             oldest = next(iter(self._faults))
             del self._faults[oldest]
-            self._said_at.pop(oldest, None)
-        if times and now - self._said_at.get(kind, 0.0) < _SAID_AGAIN_S:
+            self._logged_at.pop(oldest, None)
+        if times and now - self._logged_at.get(kind, 0.0) < _LOGGED_AGAIN_S:
             return False
-        self._said_at[kind] = now
+        self._logged_at[kind] = now
         return True
 
     def recent(self, now: float) -> list[Fault]:
@@ -163,7 +163,7 @@ class Faults:
         return [each for each in self._faults.values() if _is_recent(each.at, now)]
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Note every failure on the loop that no other code handles."""
+        """Record every failure on the loop that no other code handles."""
         loop.set_exception_handler(self._failed)
 
     def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -174,7 +174,7 @@ class Faults:
             return
         # The loop's own messages have addresses of objects in them, so each message would differ.
         what = "a callback of the event loop" if "handle" in context else context["message"]
-        if self.note(what, error, time.time()):
+        if self.record(what, error, time.time()):
             logger.error("%s", context["message"], exc_info=error)
 
 

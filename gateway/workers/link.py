@@ -49,9 +49,9 @@ _MESSAGES_PER_TURN: Final = 32
 
 
 class LinkOwner(Protocol):
-    """Is told of all that happens on a link."""
+    """Is event of all that happens on a link."""
 
-    def link_said(self, message: WorkerMessage) -> None: ...
+    def link_received(self, message: WorkerMessage) -> None: ...
 
     def link_broke(self, error: ProtocolError) -> None:
         """A frame was no message, or exceeded a bound. The link reads no frame after it."""
@@ -202,7 +202,7 @@ class Link:
             self._give_up(error)
             return False
         try:
-            self._owner.link_said(message)
+            self._owner.link_received(message)
         except Exception as error:
             # The messages behind this one have to be read now: no edge follows for them.
             self._loop.call_exception_handler(
@@ -220,12 +220,12 @@ class Link:
             if not self._open:
                 return
             try:
-                told = recv_monitor_message(self._monitor, zmq.NOBLOCK)
+                event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
             except zmq.Again:
                 return
-            match told["event"]:
+            match event["event"]:
                 case zmq.Event.ACCEPTED:
-                    self._peers.add(told["value"])
+                    self._peers.add(event["value"])
                 case zmq.Event.HANDSHAKE_SUCCEEDED:
                     if self._connected:
                         # The worker connects anew: its first connection is broken.
@@ -233,7 +233,7 @@ class Link:
                     self._connected = True
                     self._owner.link_connected()
                 case zmq.Event.DISCONNECTED:
-                    self._peers.discard(told["value"])
+                    self._peers.discard(event["value"])
                     if self._connected and not self._peers:
                         self._disconnected()
         self._loop.call_soon(self._watch)

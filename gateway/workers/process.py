@@ -165,7 +165,7 @@ class WorkerProcess:
         # Without its record a worker is missed only if the gateway is killed.
         with contextlib.suppress(ProcessGoneError, OSError):
             self._records.add(WorkerRecord(identify(pid), self._order.name, self._order.mark))
-        self.log.begin(pid, self._order.incarnation)
+        self.log.mark_start(pid, self._order.incarnation)
 
     def _copy_output(self, stdout: IO[bytes]) -> None:
         self._output = OutputPipe(os.dup(stdout.fileno()))

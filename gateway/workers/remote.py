@@ -166,7 +166,7 @@ class LineQueue:
         self._lines: deque[str] = deque(maxlen=_MOST_LINES)
         self._lost = 0
 
-    def begin(self, pid: int, incarnation: int) -> None:
+    def mark_start(self, pid: int, incarnation: int) -> None:
         """Do nothing: rank 0 has begun the model's log."""
 
     def add(self, line: str) -> None:
@@ -217,8 +217,8 @@ class Remote:
         connection = os.environ.get("SSH_CONNECTION", "").split()
         address = connection[_SERVER_ADDRESS] if len(connection) > _SERVER_ADDRESS else None
         self._pipe.send(Hello(API, VERSION, versions(), address))
-        self._tasks.keep(self._ping, "ping", PING_S)
-        self._tasks.keep(self._send_lines, "lines", _GATHER_S)
+        self._tasks.repeat(self._ping, "ping", PING_S)
+        self._tasks.repeat(self._send_lines, "lines", _GATHER_S)
         await self._over.wait()
         if self._rank is not None and self._following is not None:
             await self._end_rank(self._rank, self._following)

@@ -22,14 +22,15 @@ _NOISE_BYTES: Final = 64_000_000
 _NOISE_SHARE: Final = 0.05
 
 
-class MemoryState(Struct):
-    """A worker's memory, which the next gateway takes over. `granted_bytes` is the limit that the
-    worker was told.
+class MemoryState(Struct, rename={"sent_beside_bytes": "sent_beside_bytes"}):
+    """A worker's memory, which the next gateway takes over. `granted_bytes` is the last limit that
+    was sent to the worker.
 
-    Once the model is loaded, its weights take `weight_bytes` and kept prompts take
+    Once the model is loaded, its weights take `weight_bytes` and cached prompts take
     `prompt_cache_bytes`. `mlx` is MLX's own account. The worker held `idle_bytes` right after the
     load. Three fields are bytes that the process holds beside MLX's account: `baseline_bytes`
-    before the load, `beside` by the last readings, and `told_beside_bytes` as the worker was told.
+    before the load, `beside` by the last readings, and `sent_beside_bytes` by the last message to
+    the worker.
     """
 
     footprint: Footprint | None = None
@@ -41,16 +42,16 @@ class MemoryState(Struct):
     idle_bytes: int | None = None
     baseline_bytes: int = 0
     beside: tuple[int, ...] = ()
-    told_beside_bytes: int = 0
+    sent_beside_bytes: int = 0
 
 
 class WorkerMemory(MemoryState):
-    """The memory of one worker. `kept_bytes` is the limit that the worker keeps to, by its last
-    message. `mlx_is_old`: the worker has
-    given memory back since its last message with MLX's account.
+    """The memory of one worker. `obeyed_bytes` is the limit that the worker obeys, by its last
+    message. `mlx_is_old`: the worker has given memory back since its last message with MLX's
+    account.
     """
 
-    kept_bytes: int = 0
+    obeyed_bytes: int = 0
     mlx_is_old: bool = False
 
     @property
@@ -64,35 +65,35 @@ class WorkerMemory(MemoryState):
         _copy(state, self)
 
     def loaded(self, weight_bytes: int, mlx: MlxMemory) -> None:
-        """Note that the model is loaded, and drop the reading from before the load."""
+        """Record that the model is loaded, and drop the reading from before the load."""
         self.footprint = None
         self.weight_bytes = weight_bytes
         self.mlx = mlx
 
-    def heard(self, mlx: MlxMemory, prompt_cache_bytes: int) -> None:
-        """Note a heartbeat."""
+    def record_heartbeat(self, mlx: MlxMemory, prompt_cache_bytes: int) -> None:
+        """Record the figures of a heartbeat."""
         self.mlx = mlx
         self.mlx_is_old = False
         if self.weight_bytes is not None:
             self.prompt_cache_bytes = max(0, prompt_cache_bytes)
 
     def keeps_to(self, limit_bytes: int) -> bool:
-        """Note that the worker keeps to this limit. Returns whether it has given memory back for
-        that.
+        """Record that the worker obeys this limit. Returns whether the worker has given memory back
+        for that.
         """
-        gave = limit_bytes < self.kept_bytes
-        self.mlx_is_old |= gave
-        self.kept_bytes = limit_bytes
-        return gave
+        has_given = limit_bytes < self.obeyed_bytes
+        self.mlx_is_old |= has_given
+        self.obeyed_bytes = limit_bytes
+        return has_given
 
     @property
     def is_loaded(self) -> bool:
         return self.weight_bytes is not None
 
-    def note_footprint(
-        self, footprint: Footprint, *, loaded: bool, kept_bytes: int
+    def record_footprint(
+        self, footprint: Footprint, *, loaded: bool, obeyed_bytes: int
     ) -> WorkerReading | None:
-        """Record a reading, and return it for the account. `loaded` and `kept_bytes` are as they
+        """Record a reading, and return it for the account. `loaded` and `obeyed_bytes` are as they
         were when the reading began. None: the model was loaded meanwhile, and the reading is
         dropped.
         """
@@ -106,7 +107,7 @@ class WorkerMemory(MemoryState):
             self.peak_footprint_bytes, footprint.current_bytes, footprint.peak_bytes or 0
         )
         return WorkerReading(
-            footprint.current_bytes, self.peak_footprint_bytes, kept_bytes, self._unsent_bytes
+            footprint.current_bytes, self.peak_footprint_bytes, obeyed_bytes, self._unsent_bytes
         )
 
     @property
@@ -146,14 +147,14 @@ class WorkerMemory(MemoryState):
     @property
     def _unsent_bytes(self) -> int:
         """The change of `beside_bytes` since the worker was told; 0: the change is noise."""
-        change_bytes = self.beside_bytes - self.told_beside_bytes
+        change_bytes = self.beside_bytes - self.sent_beside_bytes
         noise_bytes = max(_NOISE_BYTES, int((self.granted_bytes or 0) * _NOISE_SHARE))
         return change_bytes if abs(change_bytes) > noise_bytes else 0
 
     def tell_beside(self) -> int:
-        """Return `beside_bytes` for a message to the worker, and note them as told."""
-        self.told_beside_bytes = self.beside_bytes
-        return self.told_beside_bytes
+        """Return `beside_bytes` for a message to the worker, and record them as sent."""
+        self.sent_beside_bytes = self.beside_bytes
+        return self.sent_beside_bytes
 
 
 def _copy(source: MemoryState, target: MemoryState) -> None:
@@ -194,7 +195,7 @@ class WorkerReport:
         return None if self._last_step_at is None else self._loop.time() - self._last_step_at
 
     def record_heartbeat(self, heartbeat: Heartbeat) -> None:
-        self._memory.heard(heartbeat.memory, heartbeat.prompt_cache_bytes)
+        self._memory.record_heartbeat(heartbeat.memory, heartbeat.prompt_cache_bytes)
         if heartbeat.step_age_s is not None:
             self._last_step_at = self._loop.time() - heartbeat.step_age_s
 
@@ -247,7 +248,7 @@ class PromptClears:
         return answer
 
     def answered(self, reclaimed_bytes: int) -> bool:
-        """Note the answer to the oldest order. Returns False if there was no order."""
+        """Record the answer to the oldest order. Returns False if there was no order."""
         if not self._answers:
             return False
         self._answers.popleft().set_result(max(0, reclaimed_bytes))

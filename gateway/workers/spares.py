@@ -97,11 +97,11 @@ class Spares:
             if spare.hang is not None and (reason := spare.hang.judge(now, has_work=False)):
                 spare.hang = None
                 self._end(worker, reason)
-        kept = [worker for worker, spare in self._spares.items() if not spare.dismissed]
-        missing = len(kept) < wanted
+        present = [worker for worker, spare in self._spares.items() if not spare.dismissed]
+        missing = len(present) < wanted
         if missing and not loading and not self._closing and now >= self._not_before:
             self._add(now)
-        for worker in kept[wanted:]:
+        for worker in present[wanted:]:
             self._dismiss(worker)
 
     async def close(self) -> None:
@@ -112,7 +112,7 @@ class Spares:
         )
         await self._tasks.cancel_all()
 
-    def worker_said(self, worker: Worker, message: WorkerMessage) -> None:
+    def worker_sent(self, worker: Worker, message: WorkerMessage) -> None:
         if (spare := self._spares.get(worker)) is None:
             return
         now = self._loop.time()

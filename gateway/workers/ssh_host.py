@@ -349,7 +349,7 @@ class SshHost:
 
     def watch(self) -> None:
         """Read the host's memory again and again."""
-        self._tasks.keep(self._read_again, "reading", _READING_EVERY_S)
+        self._tasks.repeat(self._read_again, "reading", _READING_EVERY_S)
 
     async def close(self) -> None:
         """Close all sessions. The remote programs end the ranks that are left."""

@@ -118,7 +118,7 @@ class Starter:
         else:
             worker, hello = adopted
             worker.adopt(supervisor, log)
-            asyncio.get_running_loop().call_soon(supervisor.worker_said, worker, hello)
+            asyncio.get_running_loop().call_soon(supervisor.worker_sent, worker, hello)
             kind = "adopt"
         self._events.emit(kind, model.id, pid=worker.pid, incarnation=worker.incarnation)
         if len(model.settings.places) > 1:

@@ -61,7 +61,7 @@ _KILL_S: Final = 10.0
 class Listener(Protocol):
     """Is told of all that a worker does, on the event loop."""
 
-    def worker_said(self, worker: Worker, message: WorkerMessage) -> None: ...
+    def worker_sent(self, worker: Worker, message: WorkerMessage) -> None: ...
 
     def worker_misbehaved(self, worker: Worker, reason: str) -> None: ...
 
@@ -162,7 +162,7 @@ class Worker:
     def adopt(self, supervisor: Listener, log: WorkerLog) -> None:
         """Pass the worker to another supervisor."""
         self._supervisor = supervisor
-        log.begin(self.pid, self.incarnation)
+        log.mark_start(self.pid, self.incarnation)
         self._process.log = log
 
     @property
@@ -273,9 +273,9 @@ class Worker:
             FootprintError: a footprint can't be read.
             OSError: no answer comes, or no thread can be started.
         """
-        loaded, kept_bytes = self.memory.is_loaded, self.memory.kept_bytes
+        loaded, obeyed_bytes = self.memory.is_loaded, self.memory.obeyed_bytes
         footprint = await self._read_footprint()
-        return self.memory.note_footprint(footprint, loaded=loaded, kept_bytes=kept_bytes)
+        return self.memory.record_footprint(footprint, loaded=loaded, obeyed_bytes=obeyed_bytes)
 
     async def _read_footprint(self) -> Footprint:
         own = await self._lane.run(self._footprint.read, _READING_S, f"the footprint of {self.pid}")
@@ -370,10 +370,10 @@ class Worker:
             case ShutdownStep.KILL:
                 self._process.send_signal(signal.SIGKILL)
 
-    def link_said(self, message: WorkerMessage) -> None:
+    def link_received(self, message: WorkerMessage) -> None:
         if self.followers is not None:
             message = self.followers.from_rank_0(message)
-        self._supervisor.worker_said(self, message)
+        self._supervisor.worker_sent(self, message)
 
     def record_cleared(self, reclaimed_bytes: int) -> None:
         """Record the worker's answer to an order to drop prompts."""

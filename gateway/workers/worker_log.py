@@ -74,13 +74,13 @@ def _split(line: bytes) -> Iterator[str]:
 
 logger = logging.getLogger(__name__)
 
-_LINES_KEPT: Final = 1000
+_LINES_IN_MEMORY: Final = 1000
 
 
 class ProcessLog(Protocol):
     """Takes the lines of one process. Called from threads."""
 
-    def begin(self, pid: int, incarnation: int) -> None: ...
+    def mark_start(self, pid: int, incarnation: int) -> None: ...
 
     def add(self, line: str) -> None: ...
 
@@ -93,14 +93,14 @@ class WorkerLog:
         # This handler of `logging` is used for its rotation; the lines are not log records of the
         # gateway.
         self._file = RotatedFile(path, logger.error)
-        self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
+        self._lines: deque[str] = deque(maxlen=_LINES_IN_MEMORY)
         # Lines that wait for the disk: at most one line for each thread that adds lines.
         self._unwritten: deque[str] = deque()
         self._lock = threading.Lock()
         self._writing = threading.Lock()
 
-    def begin(self, pid: int, incarnation: int) -> None:
-        """Note that another worker begins. Doesn't wait for the disk."""
+    def mark_start(self, pid: int, incarnation: int) -> None:
+        """Add a line that another worker starts. Doesn't wait for the disk."""
         with self._lock:
             self._lines.clear()
             self._unwritten.append(
@@ -142,7 +142,7 @@ class RankLog:
         self._log = log
         self._rank = rank
 
-    def begin(self, pid: int, incarnation: int) -> None:
+    def mark_start(self, pid: int, incarnation: int) -> None:
         """Do nothing, as rank 0 has begun the model's log."""
 
     def add(self, line: str) -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from gateway.workers.agent_bodies import API, HostBody, HostMemoryBody
 
 from gateway.config.settings import Flags
 from gateway.doctor.finding import Finding, Severity
 from gateway.doctor.installation import Installation
 from gateway.doctor.network import judge_host, look_at_hosts
-from gateway.workers.agent_bodies import API, HostBody, HostMemoryBody
 from tests.support.gateway import Gateway, eventually
 
 GB = 1_000_000_000

@@ -90,7 +90,7 @@ def _stream(
                 await asyncio.sleep(pause_s)
                 try:
                     async with asyncio.timeout(wait_s):
-                        new = await follower.take()
+                        new = await follower.next_events()
                 except TimeoutError:
                     new = []
                 missed = b""

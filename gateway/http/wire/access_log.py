@@ -288,7 +288,7 @@ class AccessLog:
             await self._app(scope, receive, send_with_id)
         except Exception as error:
             # Either `on_defect` has answered the client, or the answer had begun already.
-            self._faults.note(f"{scope['method']} {record.access.path}", error, time.time())
+            self._faults.record(f"{scope['method']} {record.access.path}", error, time.time())
             logger.exception("%s", _name(scope), extra=about(request=record.id))
             if record.status is None:
                 defect = Refusal("internal_error", "The gateway failed on this request.")

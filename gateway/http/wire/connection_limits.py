@@ -277,7 +277,7 @@ class ConnectionLimiter:
 
     def watch(self, tasks: Tasks) -> None:
         """End overdue connections from now on."""
-        tasks.keep(functools.partial(self._look, tasks), "watch over connections", _TICK_S)
+        tasks.repeat(functools.partial(self._look, tasks), "watch over connections", _TICK_S)
 
     async def _look(self, tasks: Tasks) -> None:
         now = asyncio.get_running_loop().time()

@@ -53,7 +53,7 @@ def gateway_state(
             for supervisor in fleet.roster.everyone
         ),
         incarnation=fleet.next_incarnation,
-        events=fleet.events.kept,
+        events=fleet.events.stored,
         usage=parts.keys.book,
         mailbox=parts.mailbox.state,
         away_s=present_clock().away_s,

@@ -172,7 +172,7 @@ class Takeover:
             lambda _kind, _number, descriptor: self._serve_connection(server, descriptor)
         )
         self._tasks.start(self._listen(fleet, keys, mailbox), "predecessor")
-        self._tasks.keep(self._tidy, "relayed requests", _TIDY_S)
+        self._tasks.repeat(self._tidy, "relayed requests", _TIDY_S)
         self._inheritance.adopt_stderr()
         self._messages.send(Serving())
 

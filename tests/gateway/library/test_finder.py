@@ -43,7 +43,7 @@ def entries(finder: Finder, found: Configuration) -> list[ModelOnDisk]:
 
 class TestLinks:
     @pytest.mark.parametrize("target", [SNAPSHOT, Path()])
-    def test_one_into_the_cache_gives_its_name_and_the_model_is_there_once(
+    def test_link_into_cache_gives_its_name_and_model_is_listed_once(
         self, cache: Path, models: Path, target: Path
     ) -> None:
         repository = cached(cache, "org/chat")
@@ -60,7 +60,7 @@ class TestLinks:
         alone = Finder().with_found(configuration((str(models),)))
         assert sources(alone) == {"my-own-name": str(repository / SNAPSHOT)}
 
-    def test_one_to_a_folder_elsewhere_or_beside_it(self, tmp_path: Path, models: Path) -> None:
+    def test_link_to_folder_elsewhere_or_beside_it(self, tmp_path: Path, models: Path) -> None:
         outside = demo(tmp_path / "elsewhere" / "0123abcd")
         beside = demo(models / "beside")
         (models / "outside").symlink_to(outside)
@@ -69,7 +69,7 @@ class TestLinks:
         assert sources(found) == {"outside": str(outside), "second": str(beside)}
         assert aliases(found, "second") == ("beside",)
 
-    def test_one_that_is_made_later_changes_no_id(self, models: Path) -> None:
+    def test_later_link_changes_no_id(self, models: Path) -> None:
         folder = demo(models / "model")
         finder, present = Finder(), configuration((str(models),))
         present = finder.with_found(present)
@@ -79,7 +79,7 @@ class TestLinks:
         assert aliases(later, "model") == ("a-link",)
         assert look_up(entries(finder, later), "a-link") is not None
 
-    def test_one_that_is_moved_to_another_model_takes_its_name_along(self, models: Path) -> None:
+    def test_moved_link_takes_name_along(self, models: Path) -> None:
         old, new = demo(models / "old"), demo(models / "new")
         (models / "current").symlink_to("old")
         finder, present = Finder(), configuration((str(models),))
@@ -107,7 +107,7 @@ class TestLinks:
 
 
 class TestCaches:
-    def test_what_other_tools_leave_is_served(self, cache: Path) -> None:
+    def test_models_of_other_tools_are_served(self, cache: Path) -> None:
         (cached(cache, "org/no-refs") / "refs" / "main").unlink()
         (cached(cache, "org/other-refs") / "refs" / "main").write_text("b" * 40)
         demo(cache / "models--org--by-hand")
@@ -127,7 +127,7 @@ class TestCaches:
             "nested": str(cache / "org" / "nested"),
         }
 
-    def test_one_among_the_folders_has_the_names_of_repositories(
+    def test_cache_among_folders_has_names_of_repositories(
         self, cache: Path, tmp_path: Path
     ) -> None:
         folder = cached(cache, "org/chat") / SNAPSHOT
@@ -150,7 +150,7 @@ class TestNamesThatStay:
         finder = Finder()
         finder.recall(file)
         found = finder.with_found(present)
-        finder.keep()
+        finder.store_names()
         return found
 
     def test_whoever_had_a_name_keeps_it(self, cache: Path, file: Path) -> None:
@@ -170,7 +170,7 @@ class TestNamesThatStay:
         assert (sources(third), third.news) == (expected, ())
         entry = look_up(entries(finder, third), "a-org/Same")
         assert entry is not None
-        assert entry.name_kept_by == "mlx-community/Same"
+        assert entry.name_holder == "mlx-community/Same"
 
     def test_a_model_keeps_its_name_when_a_link_to_a_folder_above_it_goes(
         self, models: Path, file: Path
@@ -194,7 +194,7 @@ class TestNamesThatStay:
         present, finder = configuration(("huggingface",)), Finder()
         finder.recall(file)
         finder.with_found(present)
-        finder.keep()
+        finder.store_names()
         file.unlink()
         cached(cache, "a/Same")
         finder.with_found(present)
@@ -214,7 +214,7 @@ class TestNamesThatStay:
         cached(cache, "b/Same")
         present, finder = configuration(("huggingface",)), Finder()
         finder.recall(file)
-        finder.keep()
+        finder.store_names()
         finder.with_found(present)
         cached(cache, "a/Same")
         assert sources(self.start(file, present))["Same"] == "b/Same"

@@ -166,7 +166,7 @@ def test_similar_names_are_those_of_quantizations_if_there_are_any() -> None:
         assert source.alike(parse_reference("org/big")) == []
 
 
-def test_what_is_found_is_described(hub: Hub, source: HubSource) -> None:
+def test_hub_listing_is_described(hub: Hub, source: HubSource) -> None:
     hub.told[NAME] = {
         "safetensors": {"parameters": {"BF16": 100, "F32": 10, "U8": 3}},
         "usedStorage": 10_000,
@@ -189,7 +189,7 @@ def test_what_is_found_is_described(hub: Hub, source: HubSource) -> None:
     assert {query["direction"][0] for query in hub.searches} == {"-1"}
 
 
-def test_what_the_hub_does_not_say_stays_open(hub: Hub, source: HubSource) -> None:
+def test_unknown_facts_of_hub_stay_unknown(hub: Hub, source: HubSource) -> None:
     hub.search_answers = [
         Answer(body=b'[{"id": "org/bare"}, {"id": "without-owner"}]'),
         Answer(body=b'[{"id": "org/stored", "usedStorage": 5, "config": {"a": 1}}]'),

@@ -64,7 +64,7 @@ def configuration(discover: tuple[str, ...], **fields: Any) -> Configuration:
     )
 
 
-def test_what_is_said_of_a_model(tmp_path: Path) -> None:
+def test_description_of_model(tmp_path: Path) -> None:
     plain = describe(demo(tmp_path / "plain"))
     assert plain.problem is None
     assert plain.abilities[0] == "text"
@@ -100,7 +100,7 @@ def test_what_is_said_of_a_model(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_not_whole_says_why(tmp_path: Path, spoil: Any, problem: str) -> None:
+def test_incomplete_model_says_why(tmp_path: Path, spoil: Any, problem: str) -> None:
     folder = demo(tmp_path / "model")
     spoil(folder)
     assert problem in (describe(folder).problem or "")
@@ -194,7 +194,7 @@ def test_a_template_of_the_processor_is_told(name: str, tmp_path: Path) -> None:
     assert describe(folder).abilities == ("text", "tools")
 
 
-def test_what_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_finds_models_in_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = tmp_path / "cache"
     monkeypatch.setenv("HF_HUB_CACHE", str(cache))
     assert search("huggingface") == []
@@ -253,7 +253,7 @@ def test_a_folder_that_is_away_for_a_moment_keeps_its_models(tmp_path: Path) -> 
     assert not finder.with_found(present).located
 
 
-def test_what_may_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removable_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = tmp_path / "cache"
     monkeypatch.setenv("HF_HUB_CACHE", str(cache))
     for each in ("org/free", "org/loaded", "org/named", "org/draft"):

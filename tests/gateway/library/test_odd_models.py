@@ -47,7 +47,7 @@ def test_it_is_described(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_what_else_is_read_of_it(name: str, tmp_path: Path) -> None:
+def test_other_facts_of_odd_model(name: str, tmp_path: Path) -> None:
     """With errors that whoever reads knows of."""
     folder = odd(tmp_path / "model", name)
     with contextlib.suppress(EstimateError):

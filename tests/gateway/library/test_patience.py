@@ -31,7 +31,7 @@ def test_it_ends_after_so_long_without_a_byte() -> None:
     assert patience.failed(198.0) is None, "the next attempt would be too late"
 
 
-def test_what_the_hub_asks_for_is_kept_to_within_reason() -> None:
+def test_wait_of_hub_is_respected_up_to_bound() -> None:
     patience = Patience(1.0, 1800.0, 0.0)
     assert patience.failed(0.0, 30.0) == 30.0
     assert patience.failed(1.0, 1e9) == 600.0

@@ -74,7 +74,7 @@ def test_huggingface_hub_itself_finds_them(
     assert (Path(at) / "config.json").read_bytes() == CONFIG
 
 
-def test_what_is_there_is_not_read_again(hub: Hub, tmp_path: Path) -> None:
+def test_fetched_files_are_not_read_again(hub: Hub, tmp_path: Path) -> None:
     assert isinstance(pull(tmp_path, endpoint=hub.url), PullFinished)
     hub.ranges.clear()
     again = Here(tmp_path, endpoint=hub.url)
@@ -124,7 +124,7 @@ def test_kills_resets_and_stalls(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("moment", ["config.json", "main"])
-def test_one_that_is_killed_at_its_end_leaves_nothing(
+def test_pull_killed_at_its_end_leaves_nothing(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     class Killed(BaseException):
@@ -234,7 +234,9 @@ def test_another_file_of_the_same_size_is_not_read(hub: Hub, name: str) -> None:
         ("org/gguf", "no_model", "GGUF"),
     ],
 )
-def test_what_can_not_be_had(hub: Hub, tmp_path: Path, model: str, code: str, said: str) -> None:
+def test_unavailable_model_fails_with_code(
+    hub: Hub, tmp_path: Path, model: str, code: str, said: str
+) -> None:
     with Hub({"org/gguf": {"config.json": CONFIG, "a.gguf": b"GGUF"}, NAME: FILES}) as other:
         failed = pull(tmp_path, endpoint=other.url, model=model)
     assert isinstance(failed, HubFailure)
@@ -274,7 +276,7 @@ def test_the_endpoint_of_the_environment(hub: Hub, tmp_path: Path) -> None:
     assert isinstance(pull_by_process(tmp_path, {"HF_ENDPOINT": hub.url}), PullFinished)
 
 
-def test_nobody_answers(tmp_path: Path) -> None:
+def test_silent_hub_fails_early(tmp_path: Path) -> None:
     failed = pull(tmp_path, endpoint="http://127.0.0.1:9", answer_s=0.05)
     assert isinstance(failed, HubFailure)
     assert (failed.code, "127.0.0.1:9" in failed.message) == ("unreachable", True)
@@ -333,7 +335,7 @@ SIDE = "optiq/optiq_vision.safetensors"
         ),
     ],
 )
-def test_what_a_load_opens_is_pulled_and_served(
+def test_files_of_load_are_pulled_and_served(
     name: str, more: dict[str, bytes], weights: set[str], tmp_path: Path
 ) -> None:
     with Hub({NAME: _on_hub(on_disk(tmp_path / "model", name)) | more}) as hub:
@@ -351,9 +353,7 @@ def test_what_a_load_opens_is_pulled_and_served(
         (["model.safetensors"], "is not whole at its source: there is no tokenizer"),
     ],
 )
-def test_what_could_not_be_served_is_not_pulled(
-    names: list[str], lost: str, tmp_path: Path
-) -> None:
+def test_unservable_model_is_not_pulled(names: list[str], lost: str, tmp_path: Path) -> None:
     with Hub({NAME: {"config.json": CONFIG, **dict.fromkeys(names, b"")}}) as hub:
         failed = pull(tmp_path / "cache", endpoint=hub.url)
     assert isinstance(failed, HubFailure)
@@ -370,7 +370,7 @@ def test_names_that_lead_elsewhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_one_at_a_time(hub: Hub, tmp_path: Path) -> None:
+def test_second_pull_of_repository_is_busy(hub: Hub, tmp_path: Path) -> None:
     hub.plan = lambda name: HALF if "model-" in name else Answer()
     with Puller(tmp_path, endpoint=hub.url) as first:
         first.plan()

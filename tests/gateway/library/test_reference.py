@@ -50,7 +50,7 @@ def test_which_repositories_it_may_be(text: str, candidates: tuple[str, ...]) ->
         f"a/{'b' * 100}",
     ],
 )
-def test_what_is_no_model(text: str) -> None:
+def test_text_that_names_no_model_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected OWNER/NAME"):
         parse_reference(text)
 

@@ -94,7 +94,7 @@ def test_the_size_of_the_weights(hub: Hub, told: dict[str, Any], weight_bytes: i
     assert asked(hub, "qwen3")[SMALL].weight_bytes == weight_bytes
 
 
-def test_what_can_not_be_loaded_or_has_no_owner(hub: Hub) -> None:
+def test_search_marks_unloadable_and_skips_ownerless_repositories(hub: Hub) -> None:
     hub.told[SMALL] = {"config": {"model_type": "whisper"}, "gated": "auto"}
     hub.told[LARGE] = {"config": {"architectures": ["BertModel"], "model_type": "bert"}}
     hub.told[PLAIN] = {"config": {"quantization_config": {}}}

@@ -68,7 +68,7 @@ class ScriptedWorker:
         self.shutdown_steps += [timed.step for timed in steps]
 
     def says(self, message: WorkerMessage) -> None:
-        self._supervisor.worker_said(cast(Worker, self), message)
+        self._supervisor.worker_sent(cast(Worker, self), message)
 
     def ends(self, status: ExitStatus) -> None:
         self.ended.set()
@@ -118,7 +118,7 @@ class _Workers:
             raise self.failure
         worker = ScriptedWorker(supervisor, len(self.started) + 1)
         self.started.append(worker)
-        log.begin(worker.pid, worker.incarnation)
+        log.mark_start(worker.pid, worker.incarnation)
         return cast(Worker, worker)
 
 

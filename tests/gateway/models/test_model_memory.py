@@ -67,8 +67,8 @@ class World:
     async def read(self, held: int, times: int = 1) -> None:
         for _ in range(times):
             footprint = Footprint(held, held)
-            reading = self.memory.note_footprint(
-                footprint, loaded=True, kept_bytes=self.memory.kept_bytes
+            reading = self.memory.record_footprint(
+                footprint, loaded=True, obeyed_bytes=self.memory.obeyed_bytes
             )
             assert reading is not None
             self.model_memory.record(self.worker, reading)

@@ -57,7 +57,7 @@ def test_a_number_narrower_than_asked_for(sysctl: Sysctl) -> None:
 @pytest.mark.parametrize(
     ("name", "number"), [("kern.nothing", errno.ENOENT), ("kern.version", errno.ENOMEM)]
 )
-def test_what_cannot_be_read_is_an_error(sysctl: Sysctl, name: str, number: int) -> None:
+def test_unreadable_boot_is_error(sysctl: Sysctl, name: str, number: int) -> None:
     with pytest.raises(OSError, match=name) as caught:
         sysctl.text(name)
     assert caught.value.errno == number

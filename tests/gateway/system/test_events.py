@@ -18,15 +18,15 @@ async def test_a_follower_gets_what_comes() -> None:
         log.emit("exit", "demo", pid=1)
         log.emit("state", "demo", before="ready", after="unloaded")
         async with asyncio.timeout(1):
-            assert [each.kind for each in await follower.take()] == ["exit", "state"]
-        waiting = asyncio.create_task(follower.take())
+            assert [each.kind for each in await follower.next_events()] == ["exit", "state"]
+        waiting = asyncio.create_task(follower.next_events())
         await asyncio.sleep(0)
         log.emit("start", "demo", pid=2)
         async with asyncio.timeout(1):
             assert [each.fields for each in await waiting] == [{"pid": 2}]
         log.close()
         async with asyncio.timeout(1):
-            assert await follower.take() == []
+            assert await follower.next_events() == []
         assert follower.ended
 
 
@@ -45,12 +45,12 @@ async def test_a_slow_follower_misses_the_oldest() -> None:
     with log.follow() as follower:
         for _ in range(1500):
             log.emit("start", "demo")
-        taken = await follower.take()
+        taken = await follower.next_events()
     assert (len(taken), follower.missed) == (1000, 500)
     assert taken[-1].id - taken[0].id == 999
 
 
-def test_what_is_kept_is_bounded() -> None:
+def test_stored_events_are_bounded() -> None:
     log = EventLog()
     for _ in range(1500):
         log.emit("start", "demo")
@@ -63,7 +63,7 @@ def test_what_is_kept_is_bounded() -> None:
     assert len(log.after(17)) == 1000, "of an earlier gateway"
 
 
-def test_one_log_line_with_its_fields(caplog: pytest.LogCaptureFixture) -> None:
+def test_event_is_log_line_with_fields(caplog: pytest.LogCaptureFixture) -> None:
     log = EventLog()
     with caplog.at_level(logging.INFO):
         log.emit("exit", "demo", pid=7, name="spare", reason="it crashed", code=None)
@@ -83,7 +83,7 @@ def test_one_log_line_with_its_fields(caplog: pytest.LogCaptureFixture) -> None:
     }
 
 
-def test_one_flat_object() -> None:
+def test_event_is_flat_object() -> None:
     log = EventLog()
     log.emit("ready", "demo", pid=7, load_s=0.5)
     (event,) = log.recent(1)

@@ -13,7 +13,7 @@ from gateway.system.tasks import Faults, Tasks
 
 def test_a_fault_is_said_once_a_minute_and_counted() -> None:
     faults = Faults()
-    said = [faults.note("a loop", OSError("too many"), float(now)) for now in range(0, 130, 10)]
+    said = [faults.record("a loop", OSError("too many"), float(now)) for now in range(0, 130, 10)]
     assert said == [now % 60 == 0 for now in range(0, 130, 10)]
     (fault,) = faults.recent(130.0)
     assert (fault.what, fault.reason, fault.times, fault.at) == (
@@ -23,17 +23,17 @@ def test_a_fault_is_said_once_a_minute_and_counted() -> None:
         120.0,
     )
     assert faults.recent(121.0 + 600.0) == []
-    assert faults.note("a loop", OSError("too many"), 1000.0)
+    assert faults.record("a loop", OSError("too many"), 1000.0)
     assert [each.times for each in faults.recent(1000.0)] == [1]
 
 
 def test_each_kind_is_said_by_itself_and_they_are_bounded() -> None:
     faults = Faults()
-    assert faults.note("a loop", OSError("x"), 0.0)
-    assert faults.note("a loop", ValueError("x"), 0.0)
-    assert faults.note("another", OSError("x"), 0.0)
+    assert faults.record("a loop", OSError("x"), 0.0)
+    assert faults.record("a loop", ValueError("x"), 0.0)
+    assert faults.record("another", OSError("x"), 0.0)
     for number in range(1000):
-        faults.note(f"task {number}", OSError("x" * 10_000), 1.0)
+        faults.record(f"task {number}", OSError("x" * 10_000), 1.0)
     assert len(faults.recent(1.0)) == 50
     assert max(len(each.reason) for each in faults.recent(1.0)) == 500
 
@@ -58,7 +58,7 @@ async def test_whatever_fails_on_the_loop_is_seen(caplog: pytest.LogCaptureFixtu
         raise KeyError("in a callback")
 
     with caplog.at_level(logging.ERROR):
-        tasks.keep(turn, "loop", 0.0)
+        tasks.repeat(turn, "loop", 0.0)
         tasks.start(one(), "one")
         tasks.attempt(lambda: 1 // 0, "step")
         asyncio.get_running_loop().call_soon(callback)

@@ -27,7 +27,7 @@ def test_the_disk_of_a_path(path: str, expected: str | None) -> None:
     assert volume_of(Path(path)) == (None if expected is None else Path(expected))
 
 
-def test_what_is_mounted(tmp_path: Path) -> None:
+def test_mounted_disk_is_known(tmp_path: Path) -> None:
     assert is_mounted(Path("/"))
     assert not is_mounted(tmp_path), "a folder that a disk has left behind"
     assert not is_mounted(tmp_path / "none")

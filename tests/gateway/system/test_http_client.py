@@ -69,7 +69,7 @@ async def test_a_body_without_a_length_ends_with_the_connection() -> None:
         (b"", "closed the connection"),
     ],
 )
-async def test_what_is_no_whole_answer_is_an_error(said: bytes, reason: str) -> None:
+async def test_incomplete_answer_is_error(said: bytes, reason: str) -> None:
     async def answer(head, reader, writer) -> None:
         writer.write(said)
         await writer.drain()
@@ -99,7 +99,7 @@ async def test_silence_before_and_within_an_answer_is_an_error() -> None:
         begun.close()
 
 
-async def test_nobody_there_means_that_nothing_was_sent() -> None:
+async def test_missing_server_means_nothing_was_sent() -> None:
     async def answer(head, reader, writer) -> None:
         pass
 

@@ -19,7 +19,7 @@ def _threads(name: str) -> int:
     return sum(each.name == name for each in threading.enumerate())
 
 
-async def test_what_a_call_gives() -> None:
+async def test_call_gives_result_or_error() -> None:
     lane = Lane("lane")
     assert await lane.run(lambda: 7, LONG_S, "it") == 7
     with pytest.raises(ZeroDivisionError):
@@ -29,7 +29,7 @@ async def test_what_a_call_gives() -> None:
     assert order == list(range(20))
 
 
-async def test_one_that_hangs_has_one_thread_and_says_so_until_it_answers() -> None:
+async def test_hanging_call_has_one_thread_and_refuses_others_until_it_returns() -> None:
     lane, goes_on, done = Lane("hanging"), threading.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     with pytest.raises(HangsError, match=r"the disk did not answer within 0\.05 s"):

@@ -45,5 +45,5 @@ def test_other_spellings(host: str) -> None:
 @pytest.mark.parametrize(
     "host", ["", "127.1", "127.0.0.1.example", "localhost.example", "0.0.0.0", "::", "::2", "127"]
 )
-def test_what_only_looks_like_it(host: str) -> None:
+def test_lookalike_is_not_loopback(host: str) -> None:
     assert not is_loopback(host)

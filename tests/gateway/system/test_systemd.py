@@ -95,7 +95,7 @@ async def test_signs_of_life_go_on_without_descriptors(
         {"NOTIFY_SOCKET": "/none", "WATCHDOG_USEC": "1000", "WATCHDOG_PID": "1"},
     ],
 )
-def test_nobody_wants_signs_of_life(environment: dict[str, str]) -> None:
+def test_signs_of_life_only_if_wanted(environment: dict[str, str]) -> None:
     assert Notifier.from_environment(environment).period_s is None
 
 
@@ -104,7 +104,7 @@ def test_without_systemd_nothing_happens(caplog: pytest.LogCaptureFixture) -> No
     assert caplog.text == ""
 
 
-def test_nobody_listens(caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_listener_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     Notifier("/no/such/socket").ready("Serves")
     assert "systemd isn't told 'READY=1'" in caplog.text
 

@@ -31,7 +31,7 @@ def test_times(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "s", "5 minutes", "-5s", "1h30", "1e3", "5M", "٣s", "9" * 20])
-def test_what_is_none(text: str) -> None:
+def test_text_without_time_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a time"):
         parse_time(text)
 
@@ -46,7 +46,7 @@ def test_formatting(seconds: float, text: str | None) -> None:
 
 @settings(deadline=None)
 @given(st.floats(0, 315_360_000))
-def test_what_is_formatted_is_read_back(seconds: float) -> None:
+def test_formatted_time_is_read_back(seconds: float) -> None:
     text = format_time(seconds)
     assert text is None or parse_time(text) == seconds
 

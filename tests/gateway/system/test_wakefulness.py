@@ -61,7 +61,7 @@ def test_it_is_held_while_there_is_work_and_a_little_longer(
     assert _holder(awake) not in (None, holder)
 
 
-def test_one_that_ends_by_itself_is_begun_again_after_a_minute(awake: Wakefulness) -> None:
+def test_command_that_ends_by_itself_starts_again_after_a_minute(awake: Wakefulness) -> None:
     awake.tick(0.0, works=True)
     held = awake._assertion
     assert held is not None
@@ -75,7 +75,7 @@ def test_one_that_ends_by_itself_is_begun_again_after_a_minute(awake: Wakefulnes
     assert _holder(awake) not in (None, held.pid)
 
 
-def test_one_that_cannot_be_started_is_tried_once_a_minute(
+def test_command_that_cannot_start_is_tried_once_a_minute(
     awake: Wakefulness, tmp_path: Path
 ) -> None:
     (tmp_path / "caffeinate").unlink()

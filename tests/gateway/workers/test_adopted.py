@@ -60,7 +60,7 @@ def records(tmp_path: Path) -> WorkerRecords:
     return WorkerRecords(tmp_path / "workers")
 
 
-def test_its_end_and_its_last_words(
+def test_adopted_process_reports_last_lines_and_end(
     orphan: tuple[ProcessIdentity, subprocess.Popen[bytes]], records: WorkerRecords, tmp_path: Path
 ) -> None:
     identity, parent = orphan
@@ -79,7 +79,7 @@ def test_its_end_and_its_last_words(
     log.close()
 
 
-def test_one_that_was_left_is_nobodys(
+def test_handed_over_process_is_not_reported(
     orphan: tuple[ProcessIdentity, subprocess.Popen[bytes]], records: WorkerRecords, tmp_path: Path
 ) -> None:
     identity, parent = orphan
@@ -100,7 +100,7 @@ def test_one_that_was_left_is_nobodys(
     log.close()
 
 
-def test_one_that_has_ended(
+def test_ended_process_cannot_be_adopted(
     orphan: tuple[ProcessIdentity, subprocess.Popen[bytes]], records: WorkerRecords, tmp_path: Path
 ) -> None:
     identity, _ = orphan

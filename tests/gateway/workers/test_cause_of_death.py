@@ -124,7 +124,7 @@ def test_words_are_bounded() -> None:
         ("SIGSEGV: Segmentation fault", "`bulkhead logs a/b`"),
     ],
 )
-def test_what_helps(error: str, helps: str) -> None:
+def test_remedy_fits_error(error: str, helps: str) -> None:
     assert helps in remedy(error, "a/b")
 
 

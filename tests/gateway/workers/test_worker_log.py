@@ -19,18 +19,18 @@ def _text(path: Path) -> list[str]:
 def test_the_file_has_all_workers_and_memory_the_present_one(tmp_path: Path) -> None:
     path = tmp_path / "demo.log"
     first = WorkerLog(path)
-    first.begin(10, 1)
+    first.mark_start(10, 1)
     first.add("one")
     first.add("")
     assert first.tail(10) == ["one", ""]
-    first.begin(11, 2)
+    first.mark_start(11, 2)
     assert first.tail(10) == []
     # It may not print anything: the mark doesn't wait for that.
     eventually(lambda: len(_text(path)) == 4)
     first.close()
 
     after_a_restart = WorkerLog(path)
-    after_a_restart.begin(12, 1)
+    after_a_restart.mark_start(12, 1)
     after_a_restart.add("zwölf")
     assert after_a_restart.tail(1) == ["zwölf"]
     assert after_a_restart.tail(0) == []
@@ -48,7 +48,7 @@ def test_the_file_has_all_workers_and_memory_the_present_one(tmp_path: Path) -> 
 def test_memory_goes_on_without_a_disk(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("in the way")
     log = WorkerLog(tmp_path / "logs" / "demo.log")
-    log.begin(10, 1)
+    log.mark_start(10, 1)
     for number in range(2000):
         log.add(str(number))
     assert log.tail(2) == ["1998", "1999"]

@@ -39,7 +39,7 @@ class Witness:
         self.statuses: list[ExitStatus] = []
         self.outlived: list[shutdown_steps.ShutdownStep] = []
 
-    def worker_said(self, worker: Worker, message: WorkerMessage) -> None:
+    def worker_sent(self, worker: Worker, message: WorkerMessage) -> None:
         pass
 
     def worker_misbehaved(self, worker: Worker, reason: str) -> None:
@@ -141,7 +141,7 @@ async def test_the_mark_in_the_log_can_do_without_a_thread(bench: Bench) -> None
     [lambda: no_descriptors(os.getpid()), no_threads],
     ids=["descriptors", "threads"],
 )
-async def test_a_ladder_reaches_its_end(
+async def test_shutdown_sequence_reaches_its_last_step(
     bench: Bench, shortage: Callable[[], AbstractContextManager[None]], tmp_path: Path
 ) -> None:
     """Of a worker that doesn't hear SIGTERM and has started another process."""

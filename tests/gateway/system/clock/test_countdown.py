@@ -11,7 +11,7 @@ from gateway.system.clock import LOOK_S, Countdown, Presence, Timer, until_set
 HOUR_S = 3600.0
 
 
-def test_who_looks_in_time_was_there() -> None:
+def test_look_in_time_counts_as_present() -> None:
     presence = Presence(0.0)
     assert [presence.absent_s(now) for now in (0.25, 1.25, 3.0, 8.0)] == [0.0] * 4
     assert presence.absent_s(8.0 + HOUR_S) == HOUR_S - LOOK_S

@@ -22,8 +22,8 @@ def test_a_key_ends_by_the_wall() -> None:
 def test_a_fault_is_said_again_whatever_the_clock_says(jump_s: float) -> None:
     faults = Faults()
     error = RuntimeError("it broke")
-    assert faults.note("a check", error, NOW)
-    assert not faults.note("a check", error, NOW + 1.0)
-    assert faults.note("a check", error, NOW + jump_s)
+    assert faults.record("a check", error, NOW)
+    assert not faults.record("a check", error, NOW + 1.0)
+    assert faults.record("a check", error, NOW + jump_s)
     assert [each.at for each in faults.recent(NOW + jump_s)] == [NOW + jump_s]
     assert faults.recent(NOW + jump_s + DAY_S) == []

@@ -107,7 +107,7 @@ def test_whatever_is_logged_is_one_line_without_control_characters(
 
 
 @given(st.text())
-def test_what_steers_a_terminal_is_written_out(text: str) -> None:
+def test_control_characters_are_written_out(text: str) -> None:
     assert escaped(text).isprintable()
     if text.isprintable():
         assert escaped(text) == text

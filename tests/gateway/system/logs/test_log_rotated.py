@@ -63,7 +63,7 @@ def test_a_full_disk_costs_lines_alone() -> None:
     assert "No space left on device" in complaints[0]
 
 
-def test_what_cannot_be_encoded_is_written_out(tmp_path: Path) -> None:
+def test_unencodable_text_is_written_out(tmp_path: Path) -> None:
     file = RotatedFile(tmp_path / "a.log", [].append)
     _write(file, "a\udc80b ü")
     file.close()

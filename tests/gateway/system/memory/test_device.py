@@ -72,7 +72,7 @@ def test_a_share_is_one_of_the_memory_that_models_are_in() -> None:
     ("info", "recommended_bytes", "memory_bytes"),
     [(METAL, 115448725504, 128 * GIB), (CUDA, None, 85017624576), (CPU, None, None)],
 )
-def test_what_a_worker_says_of_it(
+def test_device_as_worker_reports_it(
     monkeypatch: pytest.MonkeyPatch,
     info: dict[str, Any],
     recommended_bytes: int | None,

@@ -92,7 +92,7 @@ class TestThisSystem:
         grown = _held_by(f"held = b'x' * {size}") - _held_by("")
         assert abs(grown - size) < 0.05 * size
 
-    def test_what_was_freed_stays_in_the_peak(self) -> None:
+    def test_freed_memory_stays_in_peak(self) -> None:
         size = 200 << 20
         code = f"held = b'x' * {size}; del held"
         with subprocess.Popen(
@@ -167,7 +167,7 @@ class TestMacOS:
 
 
 @linux_only("maps a file into /proc's account")
-def test_what_a_command_has_mapped_of_its_files_counts_once_it_is_ready(tmp_path: Path) -> None:
+def test_mapped_files_of_command_count_once_it_is_ready(tmp_path: Path) -> None:
     weights = tmp_path / "folder" / "weights"
     weights.parent.mkdir()
     weights.symlink_to(tmp_path / "blob")

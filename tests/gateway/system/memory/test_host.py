@@ -67,7 +67,7 @@ def test_pressure_by_stalls(some: str, full: str, level: str, tmp_path: Path) ->
     assert host_linux.pressure(stalls) == level
 
 
-def test_what_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+def test_unreadable_host_figure_is_error(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.touch()
     for read in (host_linux.pressure, host_linux.wired_bytes):

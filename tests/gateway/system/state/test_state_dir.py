@@ -117,7 +117,9 @@ def test_a_file_in_its_place(folder: Path) -> None:
     ["gateway.lock", "starts.json", "learned.new", "workers/1.json", "logs/gateway.log"],
 )
 @pytest.mark.parametrize(("make", "kind"), [(os.mkfifo, "a named pipe"), (os.mkdir, "a folder")])
-def test_what_is_no_file(folder: Path, name: str, make: Callable[[Path], None], kind: str) -> None:
+def test_other_kinds_of_files_are_obstacles(
+    folder: Path, name: str, make: Callable[[Path], None], kind: str
+) -> None:
     path = folder / name
     path.parent.mkdir(mode=0o700, exist_ok=True)
     make(path)

@@ -34,7 +34,7 @@ def test_a_good_pair(tmp_path: Path) -> None:
     assert complaints(settings(tmp_path, **files)) == []
 
 
-def test_what_is_wrong_with_a_pair(tmp_path: Path) -> None:
+def test_mistakes_of_pair_are_named(tmp_path: Path) -> None:
     certificate, key = write_certificate(tmp_path)
     other, other_key = write_certificate(tmp_path, "other")
     broken = tmp_path / "broken"
@@ -69,7 +69,7 @@ def test_what_is_wrong_with_a_pair(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["tls_certificate", "tls_key"])
-def test_one_without_the_other(tmp_path: Path, name: str) -> None:
+def test_certificate_needs_key_and_key_needs_certificate(tmp_path: Path, name: str) -> None:
     assert [place for place, _ in complaints(settings(tmp_path, **{name: "/x"}))] == [name]
 
 
@@ -118,7 +118,7 @@ def test_a_bad_renewal_changes_nothing(tmp_path: Path) -> None:
     certificates.renew()
 
 
-def test_what_is_served_is_known_whatever_lies_in_its_file(tmp_path: Path) -> None:
+def test_served_certificate_is_known_whatever_its_file_has(tmp_path: Path) -> None:
     """From a renewal to the reload a client that trusts the copy gets through."""
     certificate, key = write_certificate(tmp_path)
     certificates = Certificates(certificate, key, tmp_path / "served.crt")

@@ -47,6 +47,6 @@ def test_openssls_digits_are_the_same_fingerprint():
 
 
 @pytest.mark.parametrize("text", ["", "SHA256:", "0" * 63, "g" * 64, "0" * 66, "SHA1:abc"])
-def test_what_is_none(text: str):
+def test_other_texts_are_no_fingerprint(text: str):
     with pytest.raises(ValueError, match="no SHA-256 fingerprint"):
         parse_fingerprint(text)

@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from gateway.server.agent_session import NewsQueue
+from gateway.workers.agent_bodies import RankEnded, RankNews
+from gateway.workers.lease import Contact, Lease, Tenants
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -17,12 +20,9 @@ from hypothesis.stateful import (
     rule,
 )
 
-from gateway.server.agent_session import NewsQueue
 from gateway.system.child import ExitStatus
 from gateway.workers import shutdown_steps
-from gateway.workers.agent_bodies import RankEnded, RankNews
 from gateway.workers.host import RankEnd
-from gateway.workers.lease import Contact, Lease, Tenants
 from gateway.workers.rank_group import LEADER_FOLLOWS_S, RankGroup
 from gateway.workers.shutdown_steps import ShutdownStep, TimedStep
 from protocol.process import grace_s

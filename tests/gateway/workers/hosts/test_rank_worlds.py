@@ -5,9 +5,9 @@ in those of defects one is.
 from __future__ import annotations
 
 import pytest
+from gateway.workers.lease import Tenants
 
 from gateway.workers.host import RankEnd
-from gateway.workers.lease import Tenants
 from gateway.workers.rank_group import RankGroup
 from gateway.workers.shutdown_steps import ShutdownStep
 from protocol.process import grace_s
