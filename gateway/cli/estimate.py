@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import click
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gateway.cli.child_gateway import temporary_gateway
@@ -54,7 +54,7 @@ class EstimateReport(Struct):
     measured_idle_bytes: int | None
     token_bytes: int
     rows: dict[int, int]
-    verdict: Verdict
+    result: Verdict = field(name="verdict")
     needed_bytes: int
     possible_bytes: int
     granted_context_tokens: int
@@ -280,7 +280,7 @@ def _printed(model: str, answer: _Estimate) -> EstimateReport:
         measured_idle_bytes=found.measured_idle_bytes,
         token_bytes=found.token_bytes,
         rows=found.rows,
-        verdict=found.verdict,
+        result=found.verdict,
         needed_bytes=found.needed_bytes,
         possible_bytes=found.possible_bytes,
         granted_context_tokens=found.granted_context_tokens,

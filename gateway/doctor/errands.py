@@ -39,7 +39,7 @@ def run_errand(
 ) -> ErrandOutcome:
     """Run an errand of a worker in a process with the interpreter `python`, or with this one. This
     takes seconds, since the process imports mlx-lm. After `within_s` the process is killed, but the
-    lines that it printed are kept.
+    lines that it has printed are returned.
     """
     try:
         process = subprocess.Popen(
@@ -80,8 +80,8 @@ def _why(code: int, stderr: Sequence[bytes]) -> str:
 
 # The longest wait for the end of a probe, which holds a tenth of the memory at most.
 _ENDS_S: Final = 10.0
-# The number of lines that are kept of a probe's stderr.
-_LAST_WORDS: Final = 20
+# The number of last lines of a probe's stderr that are remembered.
+_LAST_LINES: Final = 20
 
 
 class ProbeError(Exception):
@@ -103,7 +103,7 @@ class Probe:
         self._deadline = time.monotonic() + within_s
         self._within_s = within_s
         self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._last_words: deque[bytes] = deque(maxlen=_LAST_WORDS)
+        self._last_lines: deque[bytes] = deque(maxlen=_LAST_LINES)
         try:
             self._process = subprocess.Popen(
                 [*prefix, sys.executable, "-P", str(WORKER), "probe"],
@@ -186,7 +186,7 @@ class Probe:
     def _read_stderr(self) -> None:
         assert self._process.stderr is not None
         with self._process.stderr as stderr:
-            self._last_words.extend(stderr)
+            self._last_lines.extend(stderr)
 
     def _line(self) -> bytes:
         try:
@@ -206,6 +206,6 @@ class Probe:
         if code < 0:
             return f"the process died by {signal.Signals(-code).name}"
         self._stderr.join(1.0)
-        lines = [each.decode("utf-8", "replace").strip() for each in list(self._last_words)]
+        lines = [each.decode("utf-8", "replace").strip() for each in list(self._last_lines)]
         last = next((each for each in reversed(lines) if each), f"exit code {code}")
         return last.rstrip(".")

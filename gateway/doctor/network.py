@@ -75,8 +75,8 @@ async def _look(name: str, settings: HostSettings) -> Finding:
     except ValueError as mistake:
         return judge_host(name, str(mistake), None)
     try:
-        told = await link.host()
-        return judge_host(name, told, link.disagreement(told))
+        host = await link.host()
+        return judge_host(name, host, link.disagreement(host))
     except OSError as failure:
         return judge_host(name, str(failure), None)
     finally:
@@ -96,14 +96,14 @@ def judge_difference(name: str, of_gateway: str) -> Finding:
     )
 
 
-def judge_host(name: str, told: HostBody | str, disagreement: str | None) -> Finding:
-    """`told` is the agent's answer, or the reason why there is none. `disagreement` says why ranks
+def judge_host(name: str, host: HostBody | str, disagreement: str | None) -> Finding:
+    """`host` is the agent's answer, or the reason why there is none. `disagreement` says why ranks
     on that host can't work with ranks here; None if they can.
     """
-    if isinstance(told, str):
+    if isinstance(host, str):
         return error(
             _HOSTS,
-            f"{told.rstrip('.')}.",
+            f"{host.rstrip('.')}.",
             "Start `bulkhead agent` there, and compare url, key_file and fingerprint with its log. "
             "docs/hosts.md has the steps.",
             subject=name,
@@ -112,10 +112,10 @@ def judge_host(name: str, told: HostBody | str, disagreement: str | None) -> Fin
         return error(
             _HOSTS, disagreement, "Install the same version on both machines.", subject=name
         )
-    memory = told.memory
+    memory = host.memory
     return ok(
         _HOSTS,
-        f"Its agent {told.version} answers: {format_size(memory.free_bytes)} of "
-        f"{format_size(memory.budget_bytes)} is free, {told.ranks} ranks run.",
+        f"Its agent {host.version} answers: {format_size(memory.free_bytes)} of "
+        f"{format_size(memory.budget_bytes)} is free, {host.ranks} ranks run.",
         subject=name,
     )

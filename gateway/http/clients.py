@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from gateway.access.caller import Caller
 from gateway.access.keys import ApiKeys
-from gateway.clients.connection import Connection
+from gateway.clients.agents import Connection
 from gateway.clients.lines import Lines, all_lines
 from gateway.config.model_settings import ModelSettings
 from gateway.http.auth import caller_of

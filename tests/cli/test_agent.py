@@ -44,7 +44,7 @@ def test_an_address_that_others_reach(host: str, url: str) -> None:
         ("::1", "https://[::1]:8643"),
     ],
 )
-def test_one_that_this_machine_alone_reaches(host: str, url: str) -> None:
+def test_agent_on_loopback_has_a_hint(host: str, url: str) -> None:
     said, table = _steps(host)
     assert "Only this machine" in said
     assert "scp" not in said

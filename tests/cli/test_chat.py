@@ -218,7 +218,7 @@ def test_its_commands(sitting: Sitting, canned: CannedGateway) -> None:
     assert not {"seed", "temperature"} & body.keys()
 
 
-def test_what_is_typed_during_an_answer_is_no_part_of_it(
+def test_typing_during_an_answer_is_no_part_of_the_answer(
     sitting: Sitting, canned: CannedGateway
 ) -> None:
     begun, *rest = chat_events("Half of it, ", "and the rest.")
@@ -238,7 +238,7 @@ def test_what_is_typed_during_an_answer_is_no_part_of_it(
     assert asked(canned) == ["One", "Two", "Three"]
 
 
-def test_what_was_typed_is_there_in_the_next_chat(
+def test_typed_lines_are_there_in_the_next_chat(
     sitting: Sitting, canned: CannedGateway, tmp_path: Path
 ) -> None:
     canned.will_stream(CHAT, chat_events("Done."))
@@ -438,7 +438,7 @@ def test_tells_what_the_wait_is_for(fleet: Gateway, tmp_path: Path) -> None:
         assert seen.exit_status() == 0
 
 
-def test_an_answer_that_is_cut_off_is_printed_to_its_end_first(
+def test_cut_off_answer_is_printed_completely_first(
     sitting: Sitting, canned: CannedGateway
 ) -> None:
     """The last word may be half a one, and waits for its rest."""

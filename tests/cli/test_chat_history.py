@@ -38,7 +38,7 @@ def test_a_long_file_keeps_its_newer_half(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
-def test_what_is_no_file_of_its_own_is_left_alone(kind: str, tmp_path: Path) -> None:
+def test_foreign_file_in_place_of_the_history_is_left_alone(kind: str, tmp_path: Path) -> None:
     path, elsewhere = tmp_path / "chat-history", tmp_path / "elsewhere"
     if kind == "pipe":
         os.mkfifo(path)

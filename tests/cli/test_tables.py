@@ -146,7 +146,7 @@ def test_a_pipe_gets_a_row_a_line(crowded: CannedGateway, tmp_path: Path) -> Non
     assert any(row.startswith(f'models."{LONG}".path ') for row in values), values
 
 
-def test_a_dead_gateway_is_said_everywhere(tmp_path: Path) -> None:
+def test_every_listing_reports_a_dead_gateway(tmp_path: Path) -> None:
     verbs = ("status", "models", "list", "show m", "key list", "usage", "events", "load m", "bench")
     more = {"BULKHEAD_STATE_DIR": str(tmp_path)}
     with screen(*verbs, command=COMMAND, url=NOBODY, columns=120, lines=100, more=more) as seen:

@@ -81,7 +81,7 @@ def test_folders_that_are_not_listed_are_shown(
     assert invoke("rm", "./here", "--yes").exit_code != 0
 
 
-def test_what_can_not_be_had() -> None:
+def test_pull_of_a_missing_model_fails() -> None:
     failed = invoke("pull", "org/nothing")
     assert (failed.exit_code, "There is no model org/nothing" in failed.stderr) == (1, True)
     assert invoke("pull", "nonsense").exit_code == 1

@@ -78,7 +78,7 @@ def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("definition", [PLIST, AGENT_UNIT], ids=["launchd", "systemd"])
-def test_what_it_runs_is_an_agent_that_ends_in_order(definition: Path, home: Path) -> None:
+def test_unit_runs_an_agent_that_ends_in_order(definition: Path, home: Path) -> None:
     if definition is PLIST:
         keys = _plist(PLIST)
         words, variables = keys["ProgramArguments"], dict(keys["EnvironmentVariables"])

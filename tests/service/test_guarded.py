@@ -33,7 +33,7 @@ def _remark(
     return guarded_remark(settings, define(account, settings, file, {}, system=False), file)
 
 
-def test_what_somebody_has_to_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_guarded_folders_have_a_remark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", "/Users/you/.cache/huggingface/hub")
     assert (
         _remark("/Users/you/models/llama", "owner/name", "demo", discover=("huggingface",)) is None

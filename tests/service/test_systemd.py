@@ -123,7 +123,7 @@ def test_odd_paths_survive(account: Owner, config: Path) -> None:
     assert done is None or done.stderr == ""
 
 
-def test_what_the_unit_starts_speaks_with_systemd(account: Owner, config: Path) -> None:
+def test_started_unit_speaks_with_systemd(account: Owner, config: Path) -> None:
     """Its command, with a socket where systemd would listen."""
     service = _sections(_rendered(account, config, system=False))["Service"]
     variables = dict(each.split("=", 1) for each in shlex.split(service["Environment"]))

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.clients.agents import AGENTS
-from gateway.clients.connection import Connection
+from gateway.clients.agents import AGENTS, Connection
 from gateway.clients.lines import EDITORS, all_lines
 
 CONNECTION = Connection("http://127.0.0.1:8642", "owner/qwen", 65_536, "sk-bh-secret")

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.clients.agents import AGENTS
-from gateway.clients.connection import Connection
+from gateway.clients.agents import AGENTS, Connection
 from gateway.clients.own_file import OwnFileError, undo, write
 
 CONNECTION = Connection("http://127.0.0.1:8642", "owner/qwen", 65_536)
