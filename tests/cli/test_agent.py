@@ -31,8 +31,8 @@ def _steps(host: str) -> tuple[str, dict[str, Any]]:
     ],
 )
 def test_an_address_that_others_reach(host: str, url: str) -> None:
-    said, table = _steps(host)
-    assert "scp 'studio2.local:/var/state of it/agent.key' ~/studio2.key" in said
+    printed, table = _steps(host)
+    assert "scp 'studio2.local:/var/state of it/agent.key' ~/studio2.key" in printed
     assert table == {"url": url, "key_file": "~/studio2.key", "fingerprint": "SHA256:abc"}
 
 
@@ -45,7 +45,7 @@ def test_an_address_that_others_reach(host: str, url: str) -> None:
     ],
 )
 def test_agent_on_loopback_has_a_hint(host: str, url: str) -> None:
-    said, table = _steps(host)
-    assert "Only this machine" in said
-    assert "scp" not in said
+    printed, table = _steps(host)
+    assert "Only this machine" in printed
+    assert "scp" not in printed
     assert table == {"url": url, "key_file": str(KEY), "fingerprint": "SHA256:abc"}

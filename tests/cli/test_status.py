@@ -38,8 +38,8 @@ def test_the_rows_of_memory_add_up_to_the_total(gateway: Gateway) -> None:
     )
     assert held == memory["total_bytes"]
     worker = gateway.model()["worker"]
-    told = sum(worker[f"{each}_bytes"] for each in ("weight", "cache", "buffer"))
-    assert 0 < worker["weight_bytes"] <= told < worker["footprint_bytes"]
+    parts_bytes = sum(worker[f"{each}_bytes"] for each in ("weight", "cache", "buffer"))
+    assert 0 < worker["weight_bytes"] <= parts_bytes < worker["footprint_bytes"]
     shown = bulkhead("status", url=gateway.url).stdout
     for row in ("demo", "(spare workers)", "(gateway)", "(other programs)", "(stranded)", "total"):
         assert f"\n{row} " in shown

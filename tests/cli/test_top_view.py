@@ -91,7 +91,7 @@ def _everything(view: View, width: int) -> list[str]:
 
 def test_every_holder_of_memory_is_named_and_models_are_without_the_spares() -> None:
     head = " ".join(_plain(_view(_reading()).head(80)))
-    for told in (
+    for shown in (
         "Budget  12.0 GB",
         "held 3.0 GB, granted 4.0 GB",
         "Machine 16.0 GB",
@@ -103,7 +103,7 @@ def test_every_holder_of_memory_is_named_and_models_are_without_the_spares() -> 
         "stranded 1.0 GB",
         "available 6.0 GB",
     ):
-        assert told in head
+        assert shown in head
 
 
 def test_bars_are_in_proportion() -> None:
@@ -188,16 +188,16 @@ def test_wide_screens_have_more_columns_and_narrow_ones_fewer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "fields", "told"),
+    ("kind", "fields", "shown"),
     [
         ("lend", {"change_bytes": 2 * GB}, "2.0 GB lent: it may hold 6.0 GB; 1.0 GB free"),
         ("recall", {"change_bytes": -GB}, "1.0 GB called back: it may hold 6.0 GB; 1.0 GB free"),
     ],
 )
-def test_loans_are_described_in_words(kind: str, fields: dict[str, Any], told: str) -> None:
+def test_loans_are_described_in_words(kind: str, fields: dict[str, Any], shown: str) -> None:
     fields = {**fields, "lent_bytes": GB, "limit_bytes": 6 * GB, "free_bytes": GB}
     happening = Happening(EventReading(1, 0.0, kind, "m"), fields)
-    assert happening.line(80).plain.endswith(f" m {told}")
+    assert happening.line(80).plain.endswith(f" m {shown}")
 
 
 def test_totals_of_requests_and_tokens() -> None:
@@ -205,13 +205,13 @@ def test_totals_of_requests_and_tokens() -> None:
     second = _model("b", active_requests=1, queue_depth=4, worker=WORKER)
     prompts = PromptCacheStatus(GB, 2 * GB, 50, 31, 0.62)
     reading = msgspec.structs.replace(_reading(first, second), prompt_cache=prompts)
-    told = "3 active, 4 waiting; 237 tokens/s; prompts 1.0 GB, 2.0 GB on disk, 62% cached"
-    assert f"Requests: {told}" in _plain(_view(reading).head(100))
+    shown = "3 active, 4 waiting; 237 tokens/s; prompts 1.0 GB, 2.0 GB on disk, 62% cached"
+    assert f"Requests: {shown}" in _plain(_view(reading).head(100))
 
 
 def test_wide_screens_show_cached_prompts() -> None:
-    kept = PromptCacheStatus(418_000_000, 2 * GB, 50, 31, 0.62)
-    view = _view(_reading(_model(worker=WORKER, prompt_cache=kept)))
+    cached = PromptCacheStatus(418_000_000, 2 * GB, 50, 31, 0.62)
+    view = _view(_reading(_model(worker=WORKER, prompt_cache=cached)))
     row = " ".join(_plain(view.rows(200))[0].split())
     assert "418 MB 2.0 GB 62%" in row
     assert _plain(view.head(200))[-1].split()[10:14] == ["prompts", "on", "disk", "cached"]
@@ -306,7 +306,7 @@ def test_events_are_shown_once_and_outlive_their_gateway() -> None:
 
 
 @pytest.mark.parametrize(
-    ("happening", "told"),
+    ("happening", "shown"),
     [
         (
             _happening(1, "state", before="ready", after="failed", cause="a fault", reason=None),
@@ -323,8 +323,8 @@ def test_events_are_shown_once_and_outlive_their_gateway() -> None:
         (_happening(1, "spare", None, change="ready"), "- spare change=ready"),
     ],
 )
-def test_an_event_is_one_line(happening: Happening, told: str) -> None:
-    assert happening.line(80).plain[9:] == told
+def test_an_event_is_one_line(happening: Happening, shown: str) -> None:
+    assert happening.line(80).plain[9:] == shown
 
 
 @pytest.mark.parametrize(

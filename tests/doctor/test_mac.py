@@ -186,8 +186,8 @@ def test_the_page_and_its_json(monkeypatch: pytest.MonkeyPatch) -> None:
     page = CliRunner().invoke(doctor.doctor_command, ["--mac"])
     assert (page.exit_code, page.output.splitlines()[0]) == (0, "### Head")
     assert [each[:8] for each in page.output.splitlines()[1:]] == ["| first ", "| last |"]
-    told = CliRunner().invoke(doctor.doctor_command, ["--mac", "--json"])
-    assert json.loads(told.output)["probes"][1] == {
+    shown = CliRunner().invoke(doctor.doctor_command, ["--mac", "--json"])
+    assert json.loads(shown.output)["probes"][1] == {
         "probe": "last",
         "assumed": "it is so",
         "seen": "it was so",

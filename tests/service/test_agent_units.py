@@ -99,13 +99,13 @@ def test_unit_runs_an_agent_that_ends_in_order(definition: Path, home: Path) -> 
         assert agent.stdout is not None
         assert "agent serves on https://127.0.0.1" in agent.stdout.readline()
         agent.send_signal(signal.SIGTERM)
-        _, said = agent.communicate(timeout=120)
+        _, printed = agent.communicate(timeout=120)
     finally:
         agent.kill()
         agent.wait()
     assert agent.returncode == 0
     # What belongs on the gateway's host; the rest is in the log.
-    assert "[hosts." in said
-    assert "Stopped" not in said
+    assert "[hosts." in printed
+    assert "Stopped" not in printed
     (log,) = home.rglob("gateway.log")
     assert "Stopped" in log.read_text("utf-8")

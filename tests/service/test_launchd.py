@@ -295,13 +295,13 @@ def test_an_agent_and_a_daemon(
     account: Owner, config: Path, managers: ServiceManagers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second is refused; where both are there, each tells of the other."""
-    said: list[str] = []
-    users = Launchd(account, said.append, system=False, root=account.home / "root")
+    printed: list[str] = []
+    users = Launchd(account, printed.append, system=False, root=account.home / "root")
     settings = read_settings(Flags(config=config, state_dir=account.home / "state"), {})
     daemon = users.other
     daemon.path.parent.mkdir(parents=True)
     daemon.path.write_bytes(daemon.render(define(account, settings, config, {}, system=True)))
-    service = Service(users, said.append)
+    service = Service(users, printed.append)
     with pytest.raises(ServiceError, match="There is a service of the system already") as refused:
         service.install(define(account, settings, config, {}, system=False), settings)
     assert "`sudo bulkhead service uninstall --system`" in str(refused.value)
@@ -315,7 +315,7 @@ def test_an_agent_and_a_daemon(
     monkeypatch.setattr(os, "geteuid", lambda: 501)
     service.uninstall()
     assert users.files == []
-    assert "`sudo bulkhead service uninstall --system` removes it." in said[-1]
+    assert "`sudo bulkhead service uninstall --system` removes it." in printed[-1]
     assert daemon.files == [daemon.path]
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     service.uninstall()
@@ -386,7 +386,7 @@ def test_a_mistake_in_the_configuration_is_not_started_again(account: Owner, con
     """launchd tries again after every exit but one with 0, and tells no statuses apart."""
     keys = _plist(account, config, system=False)
     assert keys["KeepAlive"] == {"SuccessfulExit": False}
-    for content, told in (
+    for content, shown in (
         ("[gateway]\nprot = 1\n", "did you mean port?"),
         ("[models]\ndiscover = []\n", "No model"),
     ):
@@ -400,7 +400,7 @@ def test_a_mistake_in_the_configuration_is_not_started_again(account: Owner, con
             check=False,
         )
         assert done.returncode == 0
-        assert told in done.stderr
+        assert shown in done.stderr
         assert "The service stays down until `bulkhead service start`." in done.stderr
 
 
@@ -502,10 +502,10 @@ def test_a_state_folder_that_is_in_use(
 def test_a_daemon_in_the_systems_domain(
     account: Owner, config: Path, managers: ServiceManagers
 ) -> None:
-    said: list[str] = []
-    manager = Launchd(account, said.append, system=True, root=account.home)
+    printed: list[str] = []
+    manager = Launchd(account, printed.append, system=True, root=account.home)
     settings = read_settings(Flags(config=config, state_dir=account.home / "state"), {})
-    service = Service(manager, said.append)
+    service = Service(manager, printed.append)
     service.install(define(account, settings, config, {}, system=True), settings)
     path = account.home / "Library" / "LaunchDaemons" / f"{LABEL}.plist"
     assert ["bootstrap", "system", str(path)] in managers.calls
@@ -577,7 +577,9 @@ def test_the_stand_in_knows_who_lives_without_a_proc(tmp_path: Path) -> None:
         gone = subprocess.run(
             [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True
         )
-        said = subprocess.check_output([sys.executable, "-c", asks, gone.stdout.decode().strip()])
+        printed = subprocess.check_output(
+            [sys.executable, "-c", asks, gone.stdout.decode().strip()]
+        )
         assert process.stdin is not None
         process.stdin.close()
-    assert said.split() == [b"True", b"False"]
+    assert printed.split() == [b"True", b"False"]

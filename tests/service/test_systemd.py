@@ -149,8 +149,8 @@ def test_started_unit_speaks_with_systemd(account: Owner, config: Path) -> None:
             assert [systemd.recv(65536) for _ in range(3)] == [b"WATCHDOG=1"] * 3
             assert service_pid(account.home / "state") == process.pid
             process.send_signal(signal.SIGTERM)
-            while b"STOPPING=1" not in (told := systemd.recv(65536)):
-                assert told == b"WATCHDOG=1"
+            while b"STOPPING=1" not in (shown := systemd.recv(65536)):
+                assert shown == b"WATCHDOG=1"
             assert process.wait(120) == 0
         finally:
             process.kill()
