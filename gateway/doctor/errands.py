@@ -32,7 +32,7 @@ class ErrandOutcome(Struct, frozen=True):
 
 
 def run_errand(
-    name: Literal["examine", "measure", "compare"],
+    name: ErrandName,
     asked: Struct,
     python: str | None,
     within_s: float,
@@ -203,9 +203,5 @@ class Probe:
             code = self._process.wait(1.0)
         except subprocess.TimeoutExpired:
             return "it closed its pipe"
-        if code < 0:
-            return f"the process died by {signal.Signals(-code).name}"
         self._stderr.join(1.0)
-        lines = [each.decode("utf-8", "replace").strip() for each in list(self._last_lines)]
-        last = next((each for each in reversed(lines) if each), f"exit code {code}")
-        return last.rstrip(".")
+        return _why(code, list(self._last_lines))
