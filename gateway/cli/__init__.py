@@ -58,8 +58,8 @@ class UncutGroup(click.Group):
         # If an option stands where the verb should be, click reports the mistake.
         if name.startswith("-") or ctx.resilient_parsing or self.get_command(ctx, name):
             return super().resolve_command(ctx, args)
-        found = self.elsewhere.get(name) or nearest(name, self.list_commands(ctx))
-        return ctx.fail(f"There is no command {name!r}.{suggestion(found)}")
+        similar = self.elsewhere.get(name) or nearest(name, self.list_commands(ctx))
+        return ctx.fail(f"There is no command {name!r}.{suggestion(similar)}")
 
 
 # The verbs and their modules, as the help groups them.

@@ -76,7 +76,7 @@ class _MeasuredChunk(Struct, frozen=True):
     usage: _Usage | None = None
 
 
-class _Stream:
+class _MeasuredStream:
     """A request with a streamed answer, on its own thread."""
 
     def __init__(self, gateway: GatewayClient, job: Job) -> None:
@@ -119,30 +119,30 @@ class _Stream:
 def measure(gateway: GatewayClient, job: Job, streams: int) -> Level:
     """Measure `streams` streams at once. Raises: CommandError: a stream gets no whole answer."""
     began_at = time.monotonic()
-    running = [_Stream(gateway, job) for _ in range(streams)]
-    for each in running:
+    running = [_MeasuredStream(gateway, job) for _ in range(streams)]
+    for stream in running:
         # The join needs no deadline, since each read of a stream has one.
-        each.thread.join()
-        if each.failure is not None:
-            raise each.failure
-    usages = [each.usage for each in running if each.usage is not None]
+        stream.thread.join()
+        if stream.failure is not None:
+            raise stream.failure
+    usages = [stream.usage for stream in running if stream.usage is not None]
     if len(usages) < streams:
         raise CommandError("The server doesn't count tokens; is it a Bulkhead gateway?")
-    tokens = sum(each.completion_tokens for each in usages)
-    first_s = [each.first_at - began_at for each in running]
+    tokens = sum(usage.completion_tokens for usage in usages)
+    first_s = [stream.first_at - began_at for stream in running]
     rates = [
-        (usage.completion_tokens - 1) / (each.last_at - each.first_at)
-        for each, usage in zip(running, usages, strict=True)
-        if each.last_at > each.first_at
+        (usage.completion_tokens - 1) / (stream.last_at - stream.first_at)
+        for stream, usage in zip(running, usages, strict=True)
+        if stream.last_at > stream.first_at
     ]
     return Level(
         streams=streams,
-        prompt_tokens=round(statistics.mean(each.prompt_tokens for each in usages)),
+        prompt_tokens=round(statistics.mean(usage.prompt_tokens for usage in usages)),
         tokens=tokens,
         first_token_s=statistics.median(first_s),
         worst_first_token_s=max(first_s),
         stream_tokens_per_s=statistics.median(rates) if rates else None,
-        tokens_per_s=tokens / (max(each.last_at for each in running) - began_at),
+        tokens_per_s=tokens / (max(stream.last_at for stream in running) - began_at),
     )
 
 
@@ -235,7 +235,9 @@ def _loaded_model(gateway: GatewayClient) -> str:
     models = gateway.models()
     if not models:
         raise WrongUseError(NO_MODEL)
-    loaded = [each.id for each in models if each.state == "ready"] or [each.id for each in models]
+    loaded = [model.id for model in models if model.state == "ready"] or [
+        model.id for model in models
+    ]
     if len(loaded) != 1:
         known = ", ".join(model.id for model in models)
         raise WrongUseError(f"Name the model to measure; there are: {known}.")
@@ -246,7 +248,7 @@ def _warn_of_others(gateway: GatewayClient) -> None:
     # Only the status needs the admin key. Without the key `bench` goes on without this warning.
     with contextlib.suppress(CommandError):
         models = gateway.status().models
-        if others := sum(each.active_requests + each.queue_depth for each in models):
+        if others := sum(model.active_requests + model.queue_depth for model in models):
             click.echo(f"Careful: {others} other requests run meanwhile.", err=True)
 
 

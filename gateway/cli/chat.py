@@ -108,7 +108,7 @@ def _converse(gateway: GatewayClient, conversation: Conversation) -> None:
         except EOFError:
             return
         try:
-            if text and not slash.take(text):
+            if text and not slash.run(text):
                 message = text[1:] if text.startswith("//") else text
                 conversation.ask(message, ScreenTranscript())
         except KeyboardInterrupt:

@@ -55,22 +55,22 @@ _ELSEWHERE: Final = {
 }
 _KEYS: Final = (
     ('\\ at the end, or """', "go on in the next line; pasted lines stay together"),
-    ("Ctrl-C", "stop an answer; the part that came is kept"),
+    ("Ctrl-C", "stop an answer; the part that came stays"),
     ("Up, Ctrl-R", "earlier lines, of earlier chats too"),
     ("//...", "a message that begins with a slash"),
 )
 
 
 class Slash:
-    """Carries out the commands of a chat, such as /model, on its conversation."""
+    """Runs the commands of a chat, such as /model, on its conversation."""
 
     def __init__(self, gateway: GatewayClient, conversation: Conversation) -> None:
         self._gateway = gateway
         self._conversation = conversation
         self.over = False
 
-    def take(self, text: str) -> bool:
-        """Carry out a typed command. Return False, and do nothing, if the text is a message.
+    def run(self, text: str) -> bool:
+        """Run a typed command. Return False, and do nothing, if the text is a message.
 
         Raises:
             CommandError: there is no such command, or the command failed.
@@ -81,8 +81,8 @@ class Slash:
         typed, argument = read[1].lower(), (read[2] or "").strip()
         name = _ELSEWHERE.get(typed, typed)
         if name not in NAMES:
-            found = nearest(name, NAMES)
-            meant = "" if found is None else f" Did you mean /{found}?"
+            similar = nearest(name, NAMES)
+            meant = "" if similar is None else f" Did you mean /{similar}?"
             raise CommandError(
                 f"There is no /{typed}.{meant} /help shows all of them, and // begins a message."
             )
@@ -90,8 +90,8 @@ class Slash:
             raise CommandError(
                 f"/{typed} takes no argument: type /{typed} alone, or // to begin a message."
             )
-        carry_out: Callable[[str], None] = getattr(self, f"_{name}")
-        carry_out(argument)
+        command: Callable[[str], None] = getattr(self, f"_{name}")
+        command(argument)
         return True
 
     def _help(self, _argument: str) -> None:
@@ -104,15 +104,15 @@ class Slash:
             self._conversation.model_id = self._gateway.model(argument).id
             click.echo(dim(f"{self._conversation.model_id} goes on with the same messages."))
             return
-        for each in self._gateway.models():
-            mark = "*" if each.id == self._conversation.model_id else " "
-            click.echo(f"{mark} {printable(each.id)} ({each.state})")
+        for model in self._gateway.models():
+            mark = "*" if model.id == self._conversation.model_id else " "
+            click.echo(f"{mark} {printable(model.id)} ({model.state})")
 
     def _system(self, argument: str) -> None:
         if argument:
             self._conversation.system = None if argument == _NONE else argument
-        told = self._conversation.system
-        click.echo(dim("there is no system message") if told is None else printable(told))
+        system = self._conversation.system
+        click.echo(dim("there is no system message") if system is None else printable(system))
 
     def _set(self, argument: str) -> None:
         name, _, value = argument.partition(" ")

@@ -123,11 +123,11 @@ def history(path: Path) -> History:
         make_folder(path.parent)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         with os.fdopen(descriptor, "r+b") as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode):
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
                 return InMemoryHistory()
             os.fchmod(file.fileno(), 0o600)
-            if found.st_size > _MOST_BYTES:
+            if status.st_size > _MOST_BYTES:
                 _shorten(path, file.read())
     except OSError:
         return InMemoryHistory()
@@ -137,10 +137,10 @@ def history(path: Path) -> History:
 def _shorten(path: Path, content: bytes) -> None:
     """Keep the newest half of `_MOST_BYTES`. An entry that another chat adds meanwhile is lost."""
     half = content[-_MOST_BYTES // 2 :]
-    kept = half[max(0, half.find(_ENTRY)) :]
+    newest = half[max(0, half.find(_ENTRY)) :]
     aside = path.with_suffix(".new")
     with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(kept)
+        file.write(newest)
     aside.replace(path)
 
 

@@ -185,7 +185,7 @@ def stream_answer(
 class Transcript(Protocol):
     def write(self, piece: StreamedPiece) -> None: ...
 
-    def note(self, text: str) -> None:
+    def remark(self, text: str) -> None:
         """Print a remark about the answer."""
 
     def close(self) -> None:
@@ -205,7 +205,7 @@ class Conversation:
         self.parameters = parameters
         self._gateway = gateway
         self._messages: list[TextMessage] = []
-        # The last question, if no answer to it was kept.
+        # The last question, if it has no answer among the messages.
         self._unanswered: str | None = None
 
     def ask(self, text: str, transcript: Transcript) -> None:
@@ -222,13 +222,13 @@ class Conversation:
         try:
             cut_off = self._stream(question, pieces, transcript)
         except KeyboardInterrupt:
-            self._keep(question, pieces)
+            self._remember(question, pieces)
             raise
         finally:
             transcript.close()
-        self._keep(question, pieces)
+        self._remember(question, pieces)
         if cut_off:
-            transcript.note("(cut off: it has as many tokens as it may)")
+            transcript.remark("(cut off: it has as many tokens as it may)")
 
     def retry(self, transcript: Transcript) -> bool:
         """Ask the last question once more. Return False if nothing was asked yet. The earlier
@@ -260,31 +260,33 @@ class Conversation:
     def _stream(self, question: TextMessage, pieces: list[str], transcript: Transcript) -> bool:
         """Print the answer; `pieces` gets its text. Return True if max_tokens cut the answer."""
         cut_off = False
-        told_state: str | None = None
+        shown_state: str | None = None
 
-        def tell() -> None:
+        def show_state() -> None:
             """Print the state of the model, unless the state is ready or was printed last."""
-            nonlocal told_state
+            nonlocal shown_state
             state = self._gateway.model(self.model_id).state
-            if state not in (told_state, "ready"):
-                told_state = state
+            if state not in (shown_state, "ready"):
+                shown_state = state
                 doing = "another worker goes on with the answer" if pieces else "waiting"
-                transcript.note(f"({doing}: {self.model_id} is {state}...)")
+                transcript.remark(f"({doing}: {self.model_id} is {state}...)")
 
         system = [] if self.system is None else [TextMessage("system", self.system)]
         messages = [*system, *self._messages, question]
-        streamed = stream_answer(self._gateway, self.model_id, messages, self.parameters, tell)
+        streamed = stream_answer(
+            self._gateway, self.model_id, messages, self.parameters, show_state
+        )
         with contextlib.closing(streamed) as answer:
-            for each in answer:
-                if not isinstance(each, Ending):
-                    transcript.write(each)
-                    if each.kind == "text":
-                        pieces.append(each.text)
-                else:
-                    cut_off = each.reason == "length"
+            for part in answer:
+                if isinstance(part, Ending):
+                    cut_off = part.reason == "length"
+                    continue
+                transcript.write(part)
+                if part.kind == "text":
+                    pieces.append(part.text)
         return cut_off
 
-    def _keep(self, question: TextMessage, pieces: list[str]) -> None:
+    def _remember(self, question: TextMessage, pieces: list[str]) -> None:
         if pieces:
             self._messages += [question, TextMessage("assistant", "".join(pieces))]
             self._unanswered = None

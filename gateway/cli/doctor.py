@@ -30,7 +30,7 @@ from gateway.doctor.files import (
     look_at_secrets,
     look_at_socket_path,
 )
-from gateway.doctor.finding import Check, Finding, Severity, findings, worst
+from gateway.doctor.finding import Check, Finding, Observation, Severity, findings, worst
 from gateway.doctor.gateway import (
     look_at_configuration,
     look_at_configuration_in_force,
@@ -55,7 +55,6 @@ from gateway.doctor.machine import (
     look_at_wired_limit,
 )
 from gateway.doctor.network import look_at_hosts, look_at_network
-from gateway.doctor.seen import Seen
 from gateway.doctor.service import look_at_service
 from gateway.doctor.upstreams import look_at_upstreams
 
@@ -136,12 +135,12 @@ def doctor_command(flags: Flags, *, as_json: bool, throughput: bool, mac: bool) 
                     found.append(finding)
                     if not as_json:
                         _print(console, finding)
-    verdict = worst(found)
+    severity = worst(found)
     if as_json:
-        print_json({"worst": verdict, "findings": found})
+        print_json({"worst": severity, "findings": found})
     else:
         _print_summary(console, found, gateway_runs=installation.running().holder is not None)
-    sys.exit(EXIT_STATUS[verdict])
+    sys.exit(EXIT_STATUS[severity])
 
 
 # The whole page takes five minutes at most.
@@ -160,7 +159,7 @@ def _print_mac(*, as_json: bool) -> None:
         click.echo(printable(each))
 
 
-def _look_at_upgrade(within_s: float) -> Iterator[Seen]:
+def _look_at_upgrade(within_s: float) -> Iterator[Observation]:
     with fresh_gateway("--model", "demo") as child:
         try:
             yield from look_at_upgrade(child.address(), within_s)

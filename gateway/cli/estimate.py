@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import click
-from msgspec import Struct
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from gateway.cli.child_gateway import temporary_gateway
@@ -22,7 +22,7 @@ from gateway.config.read import DraftConfiguration, read_draft
 from gateway.config.settings import Flags, Settings
 from gateway.http.wire.command_bodies import Status
 from gateway.memory.estimate import MOST_ROWS
-from gateway.memory.fitting import Fitness, Outline
+from gateway.memory.fitting import Outline
 from gateway.memory.forecast import Forecast
 from gateway.system.notation import format_size, nearest_model, suggestion
 from gateway.system.state_dir import StateDir
@@ -33,35 +33,6 @@ _UNCONFIGURED: Final = "a-folder"
 _NO_LAYERS: Final = (
     "its config.json doesn't tell the number and sizes of its layers, or its weights can't be read"
 )
-
-
-class EstimateReport(Struct):
-    """The estimate as JSON. A load with the whole context takes `floor_bytes`, the sum of `parts`;
-    a load with `granted_context_tokens` takes `needed_bytes`. Pinned models and groups leave
-    `possible_bytes` to the model. `rows` maps lengths in tokens to the number of sequences that fit
-    at once. `company` maps the models that are loaded together with this one to their floors.
-
-    `forecast` is a running gateway's text about the effects of a load. `failure` is the reason why
-    the model can't be loaded. `gateway` is the address of the gateway that made the estimate; null
-    if this command made it, by its own configuration.
-    """
-
-    model: str
-    context_tokens: int
-    parts: dict[str, int]
-    floor_bytes: int
-    idle_bytes: int
-    measured_idle_bytes: int | None
-    token_bytes: int
-    rows: dict[int, int]
-    verdict: Fitness
-    needed_bytes: int
-    possible_bytes: int
-    granted_context_tokens: int
-    company: dict[str, int]
-    forecast: str | None
-    failure: str | None
-    gateway: str | None
 
 
 class _Running(NamedTuple):
@@ -134,7 +105,7 @@ def _running(model: str, context_tokens: int | None, settings: Settings) -> _Run
         except CommandError:
             return None
         try:
-            answer = _ask(gateway, model, context_tokens, reading)
+            answer = _ask(gateway, model, context_tokens, reading, model)
         except NoSuchModelError:
             upstreams = [entry for entry in gateway.models() if entry.is_upstreams]
             of_upstream = any(model in (entry.id, *entry.aliases) for entry in upstreams)
@@ -145,9 +116,14 @@ def _running(model: str, context_tokens: int | None, settings: Settings) -> _Run
 
 
 def _ask(
-    gateway: GatewayClient, model: str, context_tokens: int | None, reading: Status
+    gateway: GatewayClient,
+    model: str,
+    context_tokens: int | None,
+    reading: Status,
+    typed: str,
 ) -> _Estimate | None:
-    """The gateway's estimate; None if it doesn't understand the model's files.
+    """The gateway's estimate of the model that the user typed as `typed`; None if the gateway
+    doesn't understand the model's files.
 
     Raises:
         NoSuchModelError: the gateway hasn't the model.
@@ -159,11 +135,13 @@ def _ask(
         return None
     status = reading.model(forecast.model)
     failure = None if status is None else status.failure
+    if failure is None and (problem := _problem(gateway, forecast.model)) is not None:
+        failure = f"{typed!r} can't be loaded: {problem}"
     return _Estimate(
         forecast.outline,
         bool(reading.groups),
         forecast.about,
-        failure or _problem(gateway, forecast.model),
+        failure,
         gateway.url,
     )
 
@@ -172,7 +150,7 @@ def _problem(gateway: GatewayClient, model_id: str) -> str | None:
     """Why the model can't be loaded, by its files; None if they show no reason."""
     try:
         return entry(gateway, model_id).problem
-    except NoSuchModelError:
+    except CommandError:
         return None
 
 
@@ -192,7 +170,7 @@ def _by_temporary(
     name = model if source is None else _UNCONFIGURED
     with temporary_gateway(flags, counts_pinned=True) as gateway:
         try:
-            answer = _ask(gateway, name, context_tokens, gateway.status())
+            answer = _ask(gateway, name, context_tokens, gateway.status(), model)
             if answer is None:
                 problem = _problem(gateway, name)
                 why = _NO_LAYERS if problem is None else f"{_NO_LAYERS} ({problem})"
@@ -269,62 +247,59 @@ def _difference(running: _Running, draft: DraftConfiguration, answer: _Estimate)
     return f"This is by {here}, and not by the running gateway, which has read {read}."
 
 
-def _printed(model: str, answer: _Estimate) -> EstimateReport:
-    found = answer.outline
-    return EstimateReport(
-        model=model,
-        context_tokens=found.context_tokens,
-        parts={each.name: each.bytes for each in found.parts},
-        floor_bytes=found.floor_bytes,
-        idle_bytes=found.idle_bytes,
-        measured_idle_bytes=found.measured_idle_bytes,
-        token_bytes=found.token_bytes,
-        rows=found.rows,
-        verdict=found.fitness,
-        needed_bytes=found.needed_bytes,
-        possible_bytes=found.possible_bytes,
-        granted_context_tokens=found.granted_context_tokens,
-        company=found.company,
-        forecast=answer.forecast,
-        failure=answer.failure,
-        gateway=answer.gateway,
-    )
+def _printed(model: str, answer: _Estimate) -> dict[str, object]:
+    """The estimate as JSON: the fields of `Outline` with the parts as a map, and three more.
+    `forecast` is a running gateway's text about the effects of a load. `failure` is the reason why
+    the model can't be loaded. `gateway` is the address of the running gateway that made the
+    estimate; null if a temporary one did.
+    """
+    outline = to_builtins(answer.outline)
+    del outline["kept_bytes"]
+    parts = {part.name: part.bytes for part in answer.outline.parts}
+    return {
+        "model": model,
+        **outline,
+        "parts": parts,
+        "forecast": answer.forecast,
+        "failure": answer.failure,
+        "gateway": answer.gateway,
+    }
 
 
 def _print(model: str, answer: _Estimate) -> None:
-    found = answer.outline
+    outline = answer.outline
     # A command has no context that would be known here.
-    of = f", {found.context_tokens:,} tokens of context" if found.context_tokens else ""
+    of = f", {outline.context_tokens:,} tokens of context" if outline.context_tokens else ""
     click.echo(f"{model}{of}\n")
-    for line in found.parts:
+    for line in outline.parts:
         click.echo(f"  {line.name:<{_WIDTH}} {format_size(line.bytes):>8}  {line.detail}")
-    click.echo(f"  {'floor':<{_WIDTH}} {format_size(found.floor_bytes):>8}  needed for a load\n")
-    measured = found.measured_idle_bytes
-    if not found.context_tokens:
+    click.echo(f"  {'floor':<{_WIDTH}} {format_size(outline.floor_bytes):>8}  needed for a load\n")
+    measured = outline.measured_idle_bytes
+    if not outline.context_tokens:
         pass
     elif measured is None:
         click.echo("Not measured yet: the model has not been loaded with this state folder.")
     else:
-        calculated = found.idle_bytes
+        calculated = outline.idle_bytes
         click.echo(
             f"After a load the process and the weights took {format_size(measured)}. The estimate "
             f"from the files was {format_size(calculated)}: {_off(calculated / measured - 1)}."
         )
     if answer.failure is not None:
-        click.echo(printable(f"{model!r} can't be loaded: {answer.failure}"))
+        click.echo(printable(answer.failure))
     click.echo(_sentence(answer))
-    if found.company:
-        together_bytes = found.needed_bytes + sum(found.company.values())
+    if outline.company:
+        together_bytes = outline.needed_bytes + sum(outline.company.values())
         click.echo(
-            f"Loading it also loads {', '.join(found.company)}: together "
+            f"Loading it also loads {', '.join(outline.company)}: together "
             f"{format_size(together_bytes)}."
         )
     if answer.forecast is not None:
         click.echo(f"Now: {answer.forecast}")
-    if found.fitness != "doesn't fit" and found.rows:
+    if outline.fitness != "doesn't fit" and outline.rows:
         rooms = [
             f"{rows:,}{' or more' if rows == MOST_ROWS else ''} of {tokens:,} tokens each"
-            for tokens, rows in found.rows.items()
+            for tokens, rows in outline.rows.items()
         ]
         click.echo(f"Sequences that fit at once: {'; or '.join(rooms)}.")
 
@@ -336,18 +311,18 @@ def _off(share: float) -> str:
 
 
 def _sentence(answer: _Estimate) -> str:
-    found = answer.outline
-    needed, possible = format_size(found.needed_bytes), format_size(found.possible_bytes)
+    outline = answer.outline
+    needed, possible = format_size(outline.needed_bytes), format_size(outline.possible_bytes)
     beside = ""
-    if found.reserved_bytes:
+    if outline.reserved_bytes:
         whose = "pinned models and groups" if answer.grouped else "pinned models"
-        beside = f" beside the {format_size(found.reserved_bytes)} of {whose}"
+        beside = f" beside the {format_size(outline.reserved_bytes)} of {whose}"
     asks = f"its floor is {needed}, and {possible} is available{beside}."
-    match found.fitness:
+    match outline.fitness:
         case "fits":
             return f"Its memory fits: {asks}"
         case "doesn't fit":
             return f"Its memory doesn't fit: {asks}"
         case _:
-            tokens = f"{found.granted_context_tokens:,} tokens"
+            tokens = f"{outline.granted_context_tokens:,} tokens"
             return f"Its memory fits with a shorter context of {tokens}: {asks}"

@@ -21,8 +21,8 @@ class CommandError(click.ClickException):
     exit_code = 1
 
     def show(self, file: IO[Any] | None = None) -> None:
-        said = printable(without_number(self.message))
-        click.echo(f"bulkhead: {said}", file=file, err=file is None)
+        sentence = printable(without_number(self.message))
+        click.echo(f"bulkhead: {sentence}", file=file, err=file is None)
 
 
 class WrongUseError(CommandError):

@@ -92,7 +92,7 @@ def _same(url: str, other: str) -> bool:
 
 
 @contextlib.contextmanager
-def own_gateway(state_dir: Path | None) -> Iterator[GatewayClient | None]:
+def local_gateway(state_dir: Path | None) -> Iterator[GatewayClient | None]:
     """A client of the gateway that runs with the state folder; None if no gateway does."""
     settings, folder = local_settings(state_dir)
     if address_of(folder) is None:

@@ -30,7 +30,7 @@ from gateway.access.key_file import KeyFile, KeyFileError
 from gateway.cli import UncutGroup
 from gateway.cli.client import ANSWER, FOLDED, GatewayClient
 from gateway.cli.failure import CommandError, NoSuchModelError
-from gateway.cli.gateway_access import local_settings, own_gateway
+from gateway.cli.gateway_access import local_gateway, local_settings
 from gateway.cli.options import json_option, names_gateway, reaches_gateway, state_dir_option
 from gateway.cli.output import Column, count, print_json, print_table, stdout_console, table_of
 from gateway.config.machine_rules import why_keys_stay
@@ -159,9 +159,9 @@ def add(gateway: GatewayClient, /, *, name: str, state_dir: Path | None, **terms
         first = not gateway.read(gateway.get(_KEYS), KeyList).required
         secret = gateway.read(gateway.send("POST", _KEYS, new, ANSWER), KeyBody).key
     else:
-        with own_gateway(state_dir) as own:
-            _warn_of_unknown(own, new.models or ())
-        with _own_file(state_dir) as file:
+        with local_gateway(state_dir) as local:
+            _warn_of_unknown(local, new.models or ())
+        with _local_file(state_dir) as file:
             first = not _needed(file)
             _, secret = file.add(name, KeyTerms(**terms), time.time())
     if first:
@@ -215,9 +215,9 @@ def set_terms(
         _warn_of_unknown(gateway, terms["models"] or ())
         gateway.send("POST", _path(name), change, ANSWER)
     else:
-        with own_gateway(state_dir) as own:
-            _warn_of_unknown(own, terms["models"] or ())
-        with _own_file(state_dir) as file:
+        with local_gateway(state_dir) as local:
+            _warn_of_unknown(local, terms["models"] or ())
+        with _local_file(state_dir) as file:
             file.change(name, change)
     click.echo(f"The key {name} has its new limits: `bulkhead key list` shows them.")
 
@@ -232,7 +232,7 @@ def revoke(gateway: GatewayClient, *, name: str, state_dir: Path | None) -> None
         gateway.send("DELETE", _path(name), timeout=ANSWER)
         left = bool(gateway.read(gateway.get(_KEYS), KeyList).keys)
     else:
-        with _own_file(state_dir) as file:
+        with _local_file(state_dir) as file:
             file.revoke(name)
             left = bool(file.read())
     click.echo(f"The key {name} is revoked.")
@@ -256,7 +256,7 @@ def off(gateway: GatewayClient, *, yes: bool, state_dir: Path | None) -> None:
     """
     with contextlib.ExitStack() as stack:
         elsewhere = names_gateway() and state_dir is None
-        reached = gateway if elsewhere else stack.enter_context(own_gateway(state_dir))
+        reached = gateway if elsewhere else stack.enter_context(local_gateway(state_dir))
         if reached is None:
             _turn_off_here(state_dir, yes=yes)
             return
@@ -272,7 +272,7 @@ _OFF: Final = "There are no keys any more. Clients may go on sending theirs: nob
 def _turn_off_here(state_dir: Path | None, *, yes: bool) -> None:
     """Remove the keys of a state folder with which no gateway runs."""
     settings, _ = local_settings(state_dir)
-    with _own_file(state_dir) as file:
+    with _local_file(state_dir) as file:
         listed = msgspec.structs.replace(_listed(file), kept=why_keys_stay(settings.gateway))
         if _agreed(listed, yes=yes):
             file.remove()
@@ -316,7 +316,7 @@ def list_keys(gateway: GatewayClient, *, as_json: bool, state_dir: Path | None) 
     if names_gateway() and state_dir is None:
         listed = gateway.read(gateway.get(_KEYS), KeyList)
     else:
-        with _own_file(state_dir) as file:
+        with _local_file(state_dir) as file:
             listed = _listed(file)
     if as_json:
         print_json(listed)
@@ -348,7 +348,7 @@ def _needed(file: KeyFile) -> bool:
 
 
 @contextlib.contextmanager
-def _own_file(state_dir: Path | None) -> Iterator[KeyFile]:
+def _local_file(state_dir: Path | None) -> Iterator[KeyFile]:
     """The key file of the state folder. At the context's end a running gateway reads the file."""
     _, folder = local_settings(state_dir)
     try:
@@ -356,7 +356,7 @@ def _own_file(state_dir: Path | None) -> Iterator[KeyFile]:
     except KeyFileError as error:
         raise CommandError(str(error)) from error
     # This request lets the gateway read the file now. By itself it reads the file later.
-    with contextlib.suppress(CommandError), own_gateway(state_dir) as client:
+    with contextlib.suppress(CommandError), local_gateway(state_dir) as client:
         if client is not None:
             client.get(_KEYS)
 

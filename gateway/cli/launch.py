@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 from pathlib import Path
-from typing import Final
+from types import FrameType
+from typing import Final, NoReturn
 
 import click
 from msgspec import Struct
@@ -20,15 +22,14 @@ from gateway.cli.failure import (
     WrongUseError,
 )
 from gateway.cli.launch_model import find_model, load_for, own_context, present_context
-from gateway.cli.launch_process import become, run
 from gateway.cli.named_model import Choice, Served, choose, present, served_name, serving
 from gateway.cli.options import check_key, gathers, names_gateway, reaches_gateway, read_key
 from gateway.cli.output import printable
-from gateway.clients.agents import AGENTS, KEY_VARIABLE, Agent
-from gateway.clients.connection import Connection
+from gateway.clients.agents import AGENTS, KEY_VARIABLE, Agent, Connection
 from gateway.clients.lines import EDITORS, agent_lines, editor_lines
 from gateway.clients.own_file import OwnFileError, undo, write
 from gateway.config.model_settings import ModelSettings
+from gateway.system.child import Child
 
 _ARGUMENTS: Final = "bulkhead.arguments"
 _UNKNOWN_CONTEXT: Final = ModelSettings("").context_tokens
@@ -44,9 +45,9 @@ class _LaunchCommand(click.Command):
     """A command that leaves everything after `--` to the program that it starts."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        at = args.index("--") if "--" in args else len(args)
-        ctx.meta[_ARGUMENTS] = args[at + 1 :]
-        return super().parse_args(ctx, args[:at])
+        end = args.index("--") if "--" in args else len(args)
+        ctx.meta[_ARGUMENTS] = args[end + 1 :]
+        return super().parse_args(ctx, args[:end])
 
 
 class LaunchOptions(Struct, frozen=True):
@@ -123,8 +124,11 @@ def launch_command(
     if sum((options.lines, options.into_file, options.undone)) > 1:
         raise WrongUseError("Give one of --print, --write and --undo.")
     if options.lines:
-        found = _set_by_hand(gateway, name or None, options)
-        lines = editor_lines(EDITORS[client], found) if agent is None else agent_lines(agent, found)
+        connection = _set_by_hand(gateway, name or None, options)
+        if agent is None:
+            lines = editor_lines(EDITORS[client], connection)
+        else:
+            lines = agent_lines(agent, connection)
         click.echo(f"{lines.title}, {lines.place}:", err=True)
         if lines.remark is not None:
             click.echo(printable(lines.remark), err=True)
@@ -156,10 +160,9 @@ def _set_by_hand(gateway: GatewayClient, name: str | None, options: LaunchOption
         tokens = present_context(gateway, model)
     if tokens is None:
         tokens = _UNKNOWN_CONTEXT
-    told = served_name(model, name or "")
     return Connection(
         gateway.url,
-        told,
+        served_name(model, name or ""),
         tokens,
         key,
         of_upstream=model.is_upstreams,
@@ -172,9 +175,9 @@ def _write(agent: Agent, connection: Connection) -> None:
         written = write(agent, connection, os.environ)
     except (OwnFileError, OSError) as error:
         raise CommandError(f"Nothing was written: {error}.") from error
-    kept = "" if written.backup is None else f", and {written.backup} what was there before"
+    earlier = "" if written.backup is None else f", and {written.backup} what was there before"
     click.echo(
-        f"{written.path} has the settings now{kept}. "
+        f"{written.path} has the settings now{earlier}. "
         f"Start {agent.title} with `{agent.file.start}`; "
         f"`bulkhead launch {agent.name} --undo` takes the settings back."
     )
@@ -199,14 +202,14 @@ def _start(gateway: GatewayClient, agent: Agent, name: str, options: LaunchOptio
         served = present(client, choice)
         model = find_model(client, served, options.key)
         tokens = load_for(client, agent, model, options.context_tokens)
-        told = served_name(model, served)
-        setup = agent.setup(Connection(client.url, told, tokens, options.key))
+        asked_for = served_name(model, served)
+        setup = agent.setup(Connection(client.url, asked_for, tokens, options.key))
         arguments = click.get_current_context().meta[_ARGUMENTS]
         command = [program, *setup.arguments, *arguments]
         environment = setup.applied(os.environ)
         if child is None:
-            become(command, environment)
-        status = run(command, environment)
+            _become(command, environment)
+        status = _run(command, environment)
         click.echo(f"The gateway of this run (pid {child.pid}) ends.", err=True)
     sys.exit(status)
 
@@ -222,3 +225,42 @@ def _chosen(gateway: GatewayClient, agent: Agent, name: str, key: str | None) ->
         except KeyRefusedError:
             # Without the admin key there are no other models than those that the agent may use.
             raise error from None
+
+
+# A terminal sends these to the agent as well.
+_FROM_TERMINAL: Final = (signal.SIGINT, signal.SIGQUIT)
+_FORWARDED: Final = (signal.SIGTERM, signal.SIGHUP)
+
+
+def _become(command: list[str], environment: dict[str, str]) -> NoReturn:
+    """Run the agent in place of this process, which so has its signals and its exit status."""
+    try:
+        os.execvpe(command[0], command, environment)  # noqa: S606
+    except OSError as error:
+        raise CommandError(f"{command[0]} can't be started: {error.strerror}.") from error
+
+
+def _run(command: list[str], environment: dict[str, str]) -> int:
+    """Run the agent, pass signals on, and return its exit status, as a shell would have it."""
+    try:
+        agent = Child(
+            command, "agent", environment=environment, stdin=None, stdout=None, stderr=None
+        )
+    except OSError as error:
+        raise CommandError(f"{command[0]} can't be started: {error.strerror}.") from error
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        agent.signal(signal.Signals(number))
+
+    def ignore(_number: int, _frame: FrameType | None) -> None:
+        """The agent decides by itself."""
+
+    from_terminal = ignore if sys.stdin.isatty() else forward
+    before = {number: signal.signal(number, forward) for number in _FORWARDED}
+    before |= {number: signal.signal(number, from_terminal) for number in _FROM_TERMINAL}
+    try:
+        status = agent.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return 128 - status if status < 0 else status

@@ -111,19 +111,19 @@ def _outline(gateway: GatewayClient, model_id: str, tokens: int | None) -> Outli
 def _costs(model_id: str, outline: Outline, longest: Outline | None) -> str:
     granted = outline.granted_context_tokens
     full = format_size(granted * outline.token_bytes)
-    said = (
+    sentence = (
         f"{model_id}: {granted:,} tokens of context take {full} when they are full, beside "
         f"{format_size(outline.idle_bytes)} of process and weights."
     )
     if longest is None or longest.granted_context_tokens <= granted:
-        return said
-    return f"{said} Up to {longest.granted_context_tokens:,} would fit (--context)."
+        return sentence
+    return f"{sentence} Up to {longest.granted_context_tokens:,} would fit (--context)."
 
 
 def _too_short(agent: Agent, model_id: str, outline: Outline, longest: Outline | None) -> str:
-    own = outline if longest is None else longest
+    most = outline if longest is None else longest
     granted = outline.granted_context_tokens
-    if own.context_tokens <= granted:
+    if most.context_tokens <= granted:
         return knows_too_little(agent, model_id, granted, f"--context {granted}")
     return (
         f"{agent.title} needs {agent.least_tokens:,} tokens of context, and {granted:,} of "

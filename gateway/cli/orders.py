@@ -90,7 +90,7 @@ class Progress:
 
 
 def _stage_of(model: ModelStatus | None) -> _Stage | None:
-    return None if model is None else _Stage(model.state, _told(model))
+    return None if model is None else _Stage(model.state, _description(model))
 
 
 def _stage_of_upgrade(status: Status) -> _Stage:
@@ -98,11 +98,11 @@ def _stage_of_upgrade(status: Status) -> _Stage:
     unsettled = [model for model in status.models if model.state in _UNSETTLED]
     if not unsettled:
         return _Stage("starts", "the next gateway starts")
-    named = "; ".join(f"{printable(model.id)}: {_told(model)}" for model in unsettled)
+    named = "; ".join(f"{printable(model.id)}: {_description(model)}" for model in unsettled)
     return _Stage(str([(model.id, model.state) for model in unsettled]), f"waits for {named}")
 
 
-def _told(model: ModelStatus) -> str:
+def _description(model: ModelStatus) -> str:
     if model.reason is None:
         return model.state
     # Some reasons begin with the state: "loading: 1.2 GB of 3.2 GB".
@@ -126,10 +126,10 @@ def carried_out(
             model = gateway.order(verb, model_id, order)
     except KeyboardInterrupt:
         if gateway.ends_with_command:
-            said = f"The {verb} ends with the gateway of this command."
+            sentence = f"The {verb} ends with the gateway of this command."
         else:
-            said = f"Not waiting any longer; the {verb} goes on."
-        click.echo(f"bulkhead: {said}", err=True)
+            sentence = f"Not waiting any longer; the {verb} goes on."
+        click.echo(f"bulkhead: {sentence}", err=True)
         raise
     if verb in _LOADS and model.state != "ready" and model.reason is not None:
         # The model was ready for a moment. Then another model took its memory, or an order came.
@@ -242,9 +242,9 @@ def upgrade_command(
 
 
 def _choose(python: str, named: Path | None) -> None:
-    found = shutil.which(python)
-    if found is None:
+    program = shutil.which(python)
+    if program is None:
         raise CommandError(f"{printable(python)} is not a program.")
     _, state_dir = local_settings(named)
     # A link isn't followed, since Python finds its environment by the path of the link.
-    write_state(state_dir.successor_path, NextGateway(str(Path(found).absolute())))
+    write_state(state_dir.successor_path, NextGateway(str(Path(program).absolute())))

@@ -34,8 +34,10 @@ def page_command(gateway: GatewayClient) -> None:
         address += f"#code={made.code}"
     opened = _has_screen() and _open(address, secret=made.code is not None)
     within = "" if made.code is None else f" once, within {made.expires_in_s:.0f} s"
-    said = "The browser opens the page. This address opens it" if opened else "Open this address"
-    click.echo(f"{said}{within}:", err=True)
+    sentence = (
+        "The browser opens the page. This address opens it" if opened else "Open this address"
+    )
+    click.echo(f"{sentence}{within}:", err=True)
     click.echo(address)
 
 

@@ -18,7 +18,7 @@ from gateway.cli.failure import CommandError
 from gateway.cli.output import print_json, printable, stderr_console
 from gateway.system.notation import format_size
 
-_SAID_EVERY_S: Final = 10.0
+_PRINT_EVERY_S: Final = 10.0
 _BAR_CELLS: Final = 24
 _PULLS: Final = "/admin/v1/pulls"
 
@@ -54,9 +54,9 @@ class PullView:
     def __init__(self, model: str) -> None:
         self._console = stderr_console()
         self._spinner = self._console.status(Text(f"{printable(model)}: asking"))
-        self._said_outlook = False
-        self._said_at = 0.0
-        self._said = ""
+        self._outlook_printed = False
+        self._printed_at = 0.0
+        self._printed = ""
 
     def __enter__(self) -> PullView:
         if self._console.is_terminal:
@@ -67,8 +67,8 @@ class PullView:
         self._spinner.stop()
 
     def show(self, reading: PullReading) -> None:
-        if reading.outlook is not None and not self._said_outlook and reading.state == "pulling":
-            self._said_outlook = True
+        if reading.outlook is not None and not self._outlook_printed and reading.state == "pulling":
+            self._outlook_printed = True
             which = f"{reading.repository}, {format_size(reading.total_bytes or 0)}"
             self._print(f"{which}. {reading.outlook.sentence}")
         if reading.state not in ("preparing", "pulling"):
@@ -76,8 +76,8 @@ class PullView:
         line = progress_line(reading)
         if self._console.is_terminal:
             self._spinner.update(Text(line))
-        elif line != self._said and time.monotonic() - self._said_at >= _SAID_EVERY_S:
-            self._said, self._said_at = line, time.monotonic()
+        elif line != self._printed and time.monotonic() - self._printed_at >= _PRINT_EVERY_S:
+            self._printed, self._printed_at = line, time.monotonic()
             self._print(line)
 
     def _print(self, text: str) -> None:

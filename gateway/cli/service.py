@@ -136,7 +136,7 @@ def _rehearse(init: InitSystem, definition: ServiceDefinition) -> None:
     click.echo(f"# {init.path}")
     click.echo(init.render(definition).decode().rstrip("\n"))
     click.echo("\n# Then:")
-    for line in init.beginning():
+    for line in init.start_commands():
         click.echo(line)
 
 

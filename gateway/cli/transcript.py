@@ -34,7 +34,7 @@ class Paragraph:
         self._gap = ""
         self._column = 0
         # The first characters of the line: the fence of a code block may stand there.
-        self._begun = ""
+        self._start = ""
 
     def write(self, text: str) -> None:
         """Add text, and print the words that are complete. The last word waits for its end."""
@@ -42,8 +42,8 @@ class Paragraph:
             if character == "\n":
                 self._end_line_of_text()
                 continue
-            if len(self._begun) < len(_FENCE) and not (character.isspace() and not self._begun):
-                self._begun += character
+            if len(self._start) < len(_FENCE) and not (character.isspace() and not self._start):
+                self._start += character
             if self._in_block:
                 self._print(character)
             elif character.isspace():
@@ -73,9 +73,9 @@ class Paragraph:
         if self.words:
             click.echo()
         self._column, self._gap = 0, ""
-        if self._begun == _FENCE:
+        if self._start == _FENCE:
             self._in_block = not self._in_block
-        self._begun = ""
+        self._start = ""
 
     def _end_word(self) -> None:
         if not self._word:
@@ -104,7 +104,7 @@ class PlainTranscript:
             self._wrote = True
             click.echo(printable(piece.text), nl=False)
 
-    def note(self, text: str) -> None:
+    def remark(self, text: str) -> None:
         if sys.stderr.isatty():
             click.echo(printable(text), err=True)
 
@@ -129,7 +129,7 @@ class ScreenTranscript:
             self._kind = piece.kind
         self._present.write(piece.text)
 
-    def note(self, text: str) -> None:
+    def remark(self, text: str) -> None:
         if self._present is not None:
             self._present.end_line()
         click.echo(dim(text), err=True)

@@ -11,7 +11,7 @@ from rich.table import Table
 from gateway.access.limits import Counts, KeyUsage, UsageList
 from gateway.cli.client import GatewayClient
 from gateway.cli.failure import NobodyListensError
-from gateway.cli.gateway_access import own_gateway
+from gateway.cli.gateway_access import local_gateway
 from gateway.cli.options import json_option, reaches_gateway, state_dir_option
 from gateway.cli.output import new_table, stdout_console
 
@@ -29,10 +29,10 @@ def usage_command(gateway: GatewayClient, *, as_json: bool, state_dir: Path | No
     if state_dir is None:
         _print_usage(gateway, as_json=as_json)
         return
-    with own_gateway(state_dir) as own:
-        if own is None:
+    with local_gateway(state_dir) as local:
+        if local is None:
             raise NobodyListensError(f"No gateway runs with the state folder {state_dir}.")
-        _print_usage(own, as_json=as_json)
+        _print_usage(local, as_json=as_json)
 
 
 def _print_usage(gateway: GatewayClient, *, as_json: bool) -> None:

@@ -9,8 +9,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from gateway.clients.agents import AGENTS, KEY_VARIABLE, Agent
-from gateway.clients.connection import Connection
+from gateway.clients.agents import AGENTS, KEY_VARIABLE, Agent, Connection
 
 
 class Lines(Struct, frozen=True):

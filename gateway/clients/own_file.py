@@ -9,8 +9,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from gateway.clients.agents import Agent, nested
-from gateway.clients.connection import Connection
+from gateway.clients.agents import Agent, Connection, nested
 from gateway.system.state_file import write_secret
 
 _BACKUP: Final = ".before-bulkhead"

@@ -29,14 +29,14 @@ class ErrandOutcome(Struct, frozen=True):
 
 
 def run_errand(
-    name: Literal["examine", "measure", "compare"],
+    name: ErrandName,
     asked: Struct,
     python: str | None,
     within_s: float,
 ) -> ErrandOutcome:
     """Run an errand of a worker in a process with the interpreter `python`, or with this one. This
     takes seconds, since the process imports mlx-lm. After `within_s` the process is killed, but the
-    lines that it printed are kept.
+    lines that it has printed are returned.
     """
     try:
         child = Child(

@@ -51,6 +51,15 @@ def worst(findings: Iterable[Finding]) -> Severity:
     return max((each.severity for each in findings), key=order.index, default=Severity.OK)
 
 
+class Observation(Struct, frozen=True):
+    """A part of a sentence, by a probe of `doctor --mac`. `holds`: the assumption holds; None: that
+    isn't judged.
+    """
+
+    text: str
+    holds: bool | None = None
+
+
 class Check(Struct, frozen=True):
     """A check. `deadline_s` is the longest wait for its next finding, also on a busy machine."""
 

@@ -18,7 +18,8 @@ from msgspec import Struct
 from gateway import VERSION
 from gateway.config.layers import Mistake
 from gateway.doctor.finding import Finding, error, ok, warning
-from gateway.doctor.installation import ConfigurationInForce, Installation, Running, is_stopped
+from gateway.doctor.installation import Installation, Running, is_stopped
+from gateway.http.wire.command_bodies import ConfigStatus
 from gateway.system.listening import is_here
 from gateway.system.memory import footprint
 from gateway.system.memory_reading import FootprintError
@@ -96,15 +97,12 @@ def judge_port(running: Running, host: str, port: int) -> Finding:
 
 def look_at_configuration_in_force(installation: Installation) -> Iterator[Finding]:
     file = installation.config_file
-    here = ConfigurationInForce(
-        None if file is None else str(file.absolute()), installation.config_digest
-    )
-    yield judge_configuration_in_force(installation.running().in_force, here)
+    here = ConfigStatus(None if file is None else str(file.absolute()), installation.config_digest)
+    status = installation.running().status
+    yield judge_configuration_in_force(None if status is None else status.config, here)
 
 
-def judge_configuration_in_force(
-    running: ConfigurationInForce | None, here: ConfigurationInForce
-) -> Finding:
+def judge_configuration_in_force(running: ConfigStatus | None, here: ConfigStatus) -> Finding:
     """`running` is what the gateway has read, `here` is what the doctor has read."""
     if running is None:
         return ok("in force", "No gateway runs that reports its configuration.")
@@ -193,9 +191,9 @@ def judge_configuration(
         )
     if mistakes:
         return
-    verdict = "There is no file, and none is needed" if file is None else f"{file} is good"
+    state = "There is no file, and none is needed" if file is None else f"{file} is good"
     count = f"{models} model{'' if models == 1 else 's'}"
-    yield ok(_CONFIGURATION, f"{verdict}: {count if models else 'no models of its own'}.")
+    yield ok(_CONFIGURATION, f"{state}: {count if models else 'no models of its own'}.")
 
 
 _DEATHS: Final = "deaths"
@@ -213,6 +211,7 @@ def look_at_workers(installation: Installation) -> Iterator[Finding]:
     if running.holder is None:
         yield ok("workers", "There are none, as no gateway runs.")
         return
+    models = {model.worker.pid: model.id for model in running.models if model.worker is not None}
     stopped, nice = [], {}
     for record in WorkerRecords(installation.state_dir.workers).records():
         pid = record.process.pid
@@ -221,7 +220,7 @@ def look_at_workers(installation: Installation) -> Iterator[Finding]:
                 continue
             nice[pid] = psutil.Process(pid).nice()
             if is_stopped(pid):
-                stopped.append(StoppedWorker(pid, running.models.get(pid)))
+                stopped.append(StoppedWorker(pid, models.get(pid)))
     yield from judge_workers(stopped, nice)
 
 
@@ -229,13 +228,13 @@ def judge_workers(stopped: Collection[StoppedWorker], nice: Mapping[int, int]) -
     """`nice` has the nice values of all workers by their pids. macOS 27 refuses what a process asks
     of the GPU beside one of higher priority (omlx#3706).
     """
-    for each in stopped:
-        name = "of no model" if each.model is None else each.model
-        other = "" if each.model is None else f", `bulkhead restart {each.model}` replaces it"
+    for worker in stopped:
+        name = "of no model" if worker.model is None else worker.model
+        other = "" if worker.model is None else f", `bulkhead restart {worker.model}` replaces it"
         yield warning(
             "workers",
-            f"Worker {each.pid} ({name}) was stopped, so it computes nothing.",
-            f"`kill -CONT {each.pid}` lets it go on{other}.",
+            f"Worker {worker.pid} ({name}) was stopped, so it computes nothing.",
+            f"`kill -CONT {worker.pid}` lets it go on{other}.",
         )
     if len(set(nice.values())) > 1:
         values = ", ".join(f"{value} (worker {pid})" for pid, value in nice.items())
@@ -250,7 +249,8 @@ def judge_workers(stopped: Collection[StoppedWorker], nice: Mapping[int, int]) -
 
 def look_at_deaths(installation: Installation) -> Iterator[Finding]:
     running = installation.running()
-    yield from judge_deaths(running.deaths, gateway_runs=running.holder is not None)
+    deaths = {model.id: model.repeated_deaths for model in running.models}
+    yield from judge_deaths(deaths, gateway_runs=running.holder is not None)
 
 
 def judge_deaths(
@@ -258,8 +258,8 @@ def judge_deaths(
 ) -> Iterator[Finding]:
     """`deaths` has, by model, the errors that its workers die of again and again."""
     for model_id, errors in deaths.items():
-        for each in errors:
-            yield warning(_DEATHS, f"{each}.", each.remedy, subject=model_id)
+        for repeated in errors:
+            yield warning(_DEATHS, f"{repeated}.", repeated.remedy, subject=model_id)
     if not any(deaths.values()):
         text = "No error has ended workers again and again." if gateway_runs else "No gateway runs."
         yield ok(_DEATHS, text)
@@ -299,14 +299,14 @@ def _footprint_bytes(pid: int) -> int | None:
 
 
 def judge_leftovers(leftovers: Collection[Leftover], *, gateway_runs: bool) -> Iterator[Finding]:
-    for each in leftovers:
-        size = each.footprint_bytes
+    for leftover in leftovers:
+        size = leftover.footprint_bytes
         held = "" if size is None else f" and holds {format_size(size)}"
-        state = "was stopped" if each.stopped else "still runs"
+        state = "was stopped" if leftover.stopped else "still runs"
         yield warning(
             "leftovers",
-            f"Worker {each.pid} ({each.name}) of a gateway that is gone {state}{held}.",
-            _remedy(each, gateway_runs=gateway_runs),
+            f"Worker {leftover.pid} ({leftover.name}) of a gateway that is gone {state}{held}.",
+            _remedy(leftover, gateway_runs=gateway_runs),
         )
     if not leftovers:
         yield ok("leftovers", "No worker of an earlier gateway is left.")

@@ -12,11 +12,13 @@ import httpx
 import msgspec
 import psutil
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gateway.access.key_file import admin_key
 from gateway.config.layers import Mistake
 from gateway.config.read import read_draft
 from gateway.config.settings import Flags, GatewaySettings, Settings
+from gateway.http.wire.command_bodies import ModelStatus, Status
 from gateway.service.definition import service_pid
 from gateway.service.status import PortHealth, ask_health, listening_at, port_is_free
 from gateway.system.memory import device_info
@@ -28,7 +30,6 @@ from gateway.system.state_dir import (
     running_address,
 )
 from gateway.system.tls import trusting_anybody
-from gateway.workers.cause_of_death import RepeatedDeath
 
 
 class Process(Struct, frozen=True):
@@ -45,25 +46,13 @@ class Process(Struct, frozen=True):
 _ANSWER_S: Final = 3.0
 
 
-class ConfigurationInForce(Struct, frozen=True):
-    """The absolute path and the digest of the configuration file; None if no file was read."""
-
-    file: str | None
-    digest: str | None
-
-
 class Running(Struct, frozen=True):
     """The gateway that runs with the state folder, and the program at the configured address.
 
     The gateway: `holder` is the process that has the lock of the state folder. `address` and `tls`
     are as the gateway has recorded them. Without a record, `address` is one at which the process
-    listens, or the configured one. `health` is the gateway's answer there, and `key` is the admin
-    key if there is an answer. `states` maps all models to their states, and `models` the pids of
-    workers to their models. `troubles` maps
-    models to the reasons why they can't be loaded, and `deaths` maps them to the errors that end
-    their workers again and again. `unreached` maps hosts to the reasons why the gateway can't reach
-    them, and `refused` upstreams to the reasons why it sends them no requests. `instance` is the
-    gateway's name among those that pass requests on.
+    listens, or the configured one. `health` is the gateway's answer there, `key` is the admin key
+    if there is an answer, and `status` the gateway's status if it tells that.
 
     The configured address: `port_free` says whether a gateway could listen there, `port_holder` is
     another process that listens there, and `stranger` is the answer of another gateway there.
@@ -76,20 +65,35 @@ class Running(Struct, frozen=True):
     port_free: bool
     port_holder: Process | None
     stranger: PortHealth | None
-    in_force: ConfigurationInForce | None = None
-    states: dict[str, str] = {}
-    models: dict[int, str] = {}
-    troubles: dict[str, str] = {}
-    deaths: dict[str, tuple[RepeatedDeath, ...]] = {}
-    unreached: dict[str, str] = {}
-    refused: dict[str, str] = {}
-    instance: str | None = None
+    status: Status | None = None
     tls: bool = False
     key: str | None = None
 
     @property
     def url(self) -> str:
         return near_url(*self.address, tls=self.tls)
+
+    @property
+    def models(self) -> list[ModelStatus]:
+        return [] if self.status is None else self.status.models
+
+    @property
+    def troubles(self) -> dict[str, str]:
+        """The reasons why models can't be loaded, by models."""
+        reasons = {model.id: _trouble(model) for model in self.models}
+        return {model_id: reason for model_id, reason in reasons.items() if reason is not None}
+
+    @property
+    def unreached(self) -> dict[str, str]:
+        """The reasons why the gateway can't reach hosts, by hosts."""
+        hosts = [] if self.status is None else self.status.hosts
+        return {host.name: host.reason for host in hosts if host.reason and not host.reachable}
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """The reasons why the gateway sends upstreams no requests, by upstreams."""
+        servers = [] if self.status is None else self.status.upstreams
+        return {server.name: server.reason for server in servers if server.reason is not None}
 
     def client(self, timeout_s: float) -> httpx.Client:
         """An HTTP client of the gateway that has the lock. The client sends the admin key."""
@@ -103,38 +107,10 @@ class Running(Struct, frozen=True):
         )
 
 
-class _Worker(Struct, frozen=True):
-    pid: int
-
-
-class _Model(Struct, frozen=True):
-    id: str
-    state: str = ""
-    reason: str | None = None
-    worker: _Worker | None = None
-    repeated_deaths: tuple[RepeatedDeath, ...] = ()
-
-    @property
-    def trouble(self) -> str | None:
-        """The reason why the model can't be loaded; None if it can, as after an ordered unload."""
-        refused = self.reason is not None and "can't be loaded" in self.reason
-        return self.reason if refused or self.state in ("failed", "backoff") else None
-
-
-class _Host(Struct, frozen=True):
-    name: str
-    reachable: bool
-    reason: str | None = None
-
-
-class _Status(Struct, frozen=True):
-    """The fields of GET /admin/v1/status that the doctor reads."""
-
-    config: ConfigurationInForce | None = None
-    models: tuple[_Model, ...] = ()
-    hosts: tuple[_Host, ...] = ()
-    upstreams: tuple[_Host, ...] = ()
-    instance: str | None = None
+def _trouble(model: ModelStatus) -> str | None:
+    """The reason why the model can't be loaded; None if it can, as after an ordered unload."""
+    refused = model.reason is not None and "can't be loaded" in model.reason
+    return model.reason if refused or model.state in ("failed", "backoff") else None
 
 
 def look_for_gateway(settings: GatewaySettings, state_dir: StateDir) -> Running:
@@ -161,22 +137,7 @@ def look_for_gateway(settings: GatewaySettings, state_dir: StateDir) -> Running:
         tls=tls,
         key=None if health is None else admin_key(state_dir.admin_key_path),
     )
-    status = _Status() if health is None else _ask_status(running)
-    return msgspec.structs.replace(
-        running,
-        in_force=status.config,
-        states={model.id: model.state for model in status.models},
-        models={each.worker.pid: each.id for each in status.models if each.worker is not None},
-        troubles={each.id: each.trouble for each in status.models if each.trouble is not None},
-        deaths={each.id: each.repeated_deaths for each in status.models},
-        unreached={
-            each.name: each.reason
-            for each in status.hosts
-            if each.reason is not None and not each.reachable
-        },
-        refused={each.name: each.reason for each in status.upstreams if each.reason is not None},
-        instance=status.instance,
-    )
+    return running if health is None else replace(running, status=_ask_status(running))
 
 
 def _served_at(
@@ -193,7 +154,7 @@ def _served_at(
         return None
     url = httpx.URL(written.url)
     near = url.host, url.port or 0
-    listening = (each for each in addresses if each[1] == near[1])
+    listening = (address for address in addresses if address[1] == near[1])
     return next(listening, near), written.certificate is not None
 
 
@@ -213,7 +174,7 @@ def _opener(path: Path) -> Process | None:
     resolved = str(path.resolve())
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            if any(each.path == resolved for each in process.open_files()):
+            if any(file.path == resolved for file in process.open_files()):
                 return _process(process.pid)
     return None
 
@@ -230,14 +191,14 @@ def is_stopped(pid: int) -> bool:
     return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
-def _ask_status(running: Running) -> _Status:
-    """The gateway's status; empty if the gateway refuses the request or doesn't answer."""
+def _ask_status(running: Running) -> Status | None:
+    """The gateway's status; None if the gateway refuses the request or doesn't answer."""
     try:
         with running.client(_ANSWER_S) as client:
             answer = client.get("/admin/v1/status").raise_for_status()
-            return msgspec.json.decode(answer.content, type=_Status)
+            return msgspec.json.decode(answer.content, type=Status)
     except (httpx.HTTPError, msgspec.MsgspecError):
-        return _Status()
+        return None
 
 
 def _listener(port: int) -> Process | None:

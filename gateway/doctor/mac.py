@@ -18,7 +18,7 @@ from gateway import VERSION
 from gateway.doctor import mac_memory as memory
 from gateway.doctor import mac_processes as processes
 from gateway.doctor.errands import Probe, ProbeError
-from gateway.doctor.seen import Seen
+from gateway.doctor.finding import Observation
 from gateway.system.memory import host_memory, wired_limit_mb
 from gateway.system.memory_reading import HostError
 from gateway.system.notation import format_size
@@ -33,7 +33,7 @@ class MacProbe(NamedTuple):
     name: str
     assumed: str
     relied_on_by: str
-    look: Callable[[float], Iterable[Seen]]
+    look: Callable[[float], Iterable[Observation]]
     longest_s: float = 40.0
 
 
@@ -148,7 +148,7 @@ def rows(probes: Iterable[MacProbe], within_s: float) -> Iterator[Row]:
 
 
 def _rows_of(probe: MacProbe, left_s: float) -> Iterator[Row]:
-    def row(seen: Seen) -> Row:
+    def row(seen: Observation) -> Row:
         text = anonymous(seen.text, platform.node(), str(Path.home()))
         return Row(probe.name, probe.assumed, text, seen.holds, probe.relied_on_by)
 
@@ -158,10 +158,10 @@ def _rows_of(probe: MacProbe, left_s: float) -> Iterator[Row]:
         for seen in probe.look(min(probe.longest_s, left_s)):
             yield row(seen)
     except ProbeError as error:
-        yield row(Seen(f"not here: {' '.join(str(error).split())}"))
+        yield row(Observation(f"not here: {' '.join(str(error).split())}"))
     except Exception as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())
-        yield row(Seen(f"failed: {why}"))
+        yield row(Observation(f"failed: {why}"))
 
 
 def head() -> Iterator[str]:
@@ -202,12 +202,12 @@ def _limit() -> str:
     return "not there" if limit is None else str(limit)
 
 
-_VERDICTS: Final = {True: "holds", False: "**differs**", None: ""}
+_RESULTS: Final = {True: "holds", False: "**differs**", None: ""}
 
 
 def line(row: Row) -> str:
     """The row as a line of Markdown."""
-    cells = (row.probe, _VERDICTS[row.holds], row.assumed, row.seen, row.relied_on_by)
+    cells = (row.probe, _RESULTS[row.holds], row.assumed, row.seen, row.relied_on_by)
     return f"| {' | '.join(each.replace('|', '/') for each in cells)} |"
 
 

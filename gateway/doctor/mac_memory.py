@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, Literal
 
 from gateway.doctor.errands import Probe, ProbeError
-from gateway.doctor.seen import Seen
+from gateway.doctor.finding import Observation
 from gateway.memory.fitting import PROCESS_BYTES
 from gateway.system.child import Child
 from gateway.system.memory import BackEnd, footprint, host_memory, wired_limit_mb
@@ -57,7 +57,7 @@ def room_bytes(most_bytes: int) -> int:
     return size
 
 
-def look_at_working_set(within_s: float) -> Iterator[Seen]:
+def look_at_working_set(within_s: float) -> Iterator[Observation]:
     with _imported(within_s) as (_, imported):
         size = imported.device.get("max_recommended_working_set_size")
     if not isinstance(size, int):
@@ -65,10 +65,10 @@ def look_at_working_set(within_s: float) -> Iterator[Seen]:
     total_bytes, limit_mb = host_memory().total_bytes, wired_limit_mb()
     share = size / total_bytes
     holds = abs(size / (limit_mb * _MIB) - 1) < 0.02 if limit_mb else 0.6 <= share <= 0.9
-    yield Seen(f"{format_size(size)}, {share:.2f} of {format_size(total_bytes)}", holds)
+    yield Observation(f"{format_size(size)}, {share:.2f} of {format_size(total_bytes)}", holds)
 
 
-def look_at_account(within_s: float) -> Iterator[Seen]:
+def look_at_account(within_s: float) -> Iterator[Observation]:
     """Hold more and more, and compare the growth of the footprint with that of MLX's account."""
     most_bytes = room_bytes(_MOST_BYTES)
     with _imported(within_s) as (probe, imported):
@@ -82,7 +82,7 @@ def look_at_account(within_s: float) -> Iterator[Seen]:
             beside = _footprint_bytes(probe.pid) - base - account
             holds = holds and abs(beside) <= max(_NOISE_BYTES, account * _NOISE_SHARE)
             texts.append(f"{format_size(beside)} beside {format_size(account)}")
-    yield Seen(
+    yield Observation(
         f"imports {format_size(base)} ({format_size(assumed)} assumed); {', '.join(texts)}", holds
     )
 
@@ -103,7 +103,7 @@ input()
 """
 
 
-def look_at_mapped_file(within_s: float) -> Iterator[Seen]:
+def look_at_mapped_file(within_s: float) -> Iterator[Observation]:
     """Have a child map a file, and wire the pages, as a GPU does with a server's mapped weights."""
     size = room_bytes(_MAPPED_BYTES)
     with tempfile.NamedTemporaryFile() as file:
@@ -120,13 +120,15 @@ def look_at_mapped_file(within_s: float) -> Iterator[Seen]:
             wired_after = host_memory().wired_bytes
     text = f"{format_size(size)} mapped and {wired}: footprint +{format_size(rise)}"
     if wired != "wired" or wired_before is None or wired_after is None:
-        yield Seen(text)
+        yield Observation(text)
         return
     more = wired_after - wired_before
-    yield Seen(f"{text}, wired pages +{format_size(more)}", rise < size / 4 and more > size / 2)
+    yield Observation(
+        f"{text}, wired pages +{format_size(more)}", rise < size / 4 and more > size / 2
+    )
 
 
-def look_at_return(within_s: float) -> Iterator[Seen]:
+def look_at_return(within_s: float) -> Iterator[Observation]:
     """Hold wired memory, end in each way, and watch the machine's memory come back."""
     size = room_bytes(int(host_memory().total_bytes * _TENTH))
     ends: dict[str, Callable[[Probe], object]] = {
@@ -138,7 +140,7 @@ def look_at_return(within_s: float) -> Iterator[Seen]:
         yield _returned(name, size, end, within_s / len(ends))
 
 
-def _returned(name: str, size: int, end: Callable[[Probe], object], within_s: float) -> Seen:
+def _returned(name: str, size: int, end: Callable[[Probe], object], within_s: float) -> Observation:
     with _imported(within_s) as (probe, _):
         before = _free()
         probe.ask(Hold(size, wire=True), MlxMemory)
@@ -160,9 +162,9 @@ def _returned(name: str, size: int, end: Callable[[Probe], object], within_s: fl
     free = ", ".join(format_size(each[0]) for each in moments)
     text = f"{name}, of {format_size(size)}, took {exit_s:.1f} s; wired {wired}; available {free}"
     if which is None:
-        return Seen(f"{text}; neither showed it")
+        return Observation(f"{text}; neither showed it")
     back = before[which] - after[which] <= slack
-    return Seen(f"{text}; {'back' if back else 'not back'} after {passed_s:.1f} s", back)
+    return Observation(f"{text}; {'back' if back else 'not back'} after {passed_s:.1f} s", back)
 
 
 def _free() -> tuple[int, int]:
@@ -171,7 +173,7 @@ def _free() -> tuple[int, int]:
     return host.available_bytes, -(host.wired_bytes or 0)
 
 
-def look_at_limits(within_s: float) -> Iterator[Seen]:
+def look_at_limits(within_s: float) -> Iterator[Observation]:
     with Probe(within_s) as probe:
         probe.environment()
         times = probe.ask(TimeSteps(within_s / 4), StepTimes)
@@ -184,7 +186,7 @@ def look_at_limits(within_s: float) -> Iterator[Seen]:
     }
     found = ", ".join(f"{name} {each:.2f}" for name, each in ratios.items())
     holds = max(ratios["above"], ratios["32 MB of buffers"]) <= 1.25
-    yield Seen(f"times of {1000 * base:.1f} ms: {found}", holds)
+    yield Observation(f"times of {1000 * base:.1f} ms: {found}", holds)
 
 
 _MASKS: Final[tuple[Literal["array", "causal"], ...]] = ("array", "causal")
@@ -192,7 +194,7 @@ _MASKS: Final[tuple[Literal["array", "causal"], ...]] = ("array", "causal")
 _ONE_KERNEL: Final = {64: True, 128: True, 192: False, 256: False}
 
 
-def look_at_attention(within_s: float) -> Iterator[Seen]:
+def look_at_attention(within_s: float) -> Iterator[Observation]:
     """Compare the growth of the peak with that of the scores. Only scores that are written out
     against the assumption are a fault: the opposite makes estimates too high.
     """
@@ -206,7 +208,7 @@ def look_at_attention(within_s: float) -> Iterator[Seen]:
                 holds = holds and not (one_kernel and share > 0.5)
     # On other back ends scores are known to be written out.
     judged = holds if imported.back_end == "metal" else None
-    yield Seen(f"the peak grew by this share of the scores: {', '.join(texts)}", judged)
+    yield Observation(f"the peak grew by this share of the scores: {', '.join(texts)}", judged)
 
 
 _ROWS: Final = 40_000
@@ -214,14 +216,14 @@ _ROWS: Final = 40_000
 _MANY_ELEMENTS: Final = (1 << 31) + (1 << 26)
 
 
-def look_at_many_rows(within_s: float) -> Iterator[Seen]:
+def look_at_many_rows(within_s: float) -> Iterator[Observation]:
     with Probe(within_s) as probe:
         probe.environment()
         found = probe.ask(Multiply(_ROWS), ComparedArray)
-    yield Seen(f"{found.wrong:,} of {found.elements:,} elements are wrong", found.wrong == 0)
+    yield Observation(f"{found.wrong:,} of {found.elements:,} elements are wrong", found.wrong == 0)
 
 
-def look_at_large_array(within_s: float) -> Iterator[Seen]:
+def look_at_large_array(within_s: float) -> Iterator[Observation]:
     with _imported(within_s) as (probe, imported):
         if imported.back_end == "cpu":
             raise ProbeError("MLX computes on the processor, whose kernels are others")
@@ -231,7 +233,7 @@ def look_at_large_array(within_s: float) -> Iterator[Seen]:
             raise ProbeError(f"{format_size(4 * _MANY_ELEMENTS)} of memory aren't free")
         found = probe.ask(JoinArrays(_MANY_ELEMENTS), ComparedArray)
     # Either is as assumed. Without a wrong one workers could make such arrays.
-    yield Seen(f"{found.wrong:,} of {found.elements:,} elements are wrong", True)
+    yield Observation(f"{found.wrong:,} of {found.elements:,} elements are wrong", True)
 
 
 @contextlib.contextmanager

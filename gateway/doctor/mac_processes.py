@@ -15,7 +15,7 @@ import psutil
 
 from gateway.config.model_folders import DEMO_FOLDER
 from gateway.doctor.errands import ErrandName, Probe, ProbeError, run_errand
-from gateway.doctor.seen import Seen
+from gateway.doctor.finding import Observation
 from gateway.service.definition import ServiceError
 from gateway.service.init_system import run
 from gateway.system.child import Child
@@ -40,7 +40,7 @@ _QOS: Final = {
 }
 
 
-def look_at_imports(within_s: float) -> Iterator[Seen]:
+def look_at_imports(within_s: float) -> Iterator[Observation]:
     # The first reads the files from disk, and doesn't count.
     _imports_s((), within_s)
     texts = []
@@ -48,7 +48,7 @@ def look_at_imports(within_s: float) -> Iterator[Seen]:
         here = not prefix or shutil.which(prefix[0]) is not None
         took = f"{_imports_s(prefix, within_s):.1f} s" if here else "not here"
         texts.append(f"{name} {took}")
-    yield Seen(", ".join(texts))
+    yield Observation(", ".join(texts))
 
 
 def _imports_s(prefix: Sequence[str], within_s: float) -> float:
@@ -64,7 +64,7 @@ _COMPUTE_S: Final = 3.0
 _EVEN: Final = 0.5
 
 
-def look_at_two_workers(within_s: float) -> Iterator[Seen]:
+def look_at_two_workers(within_s: float) -> Iterator[Observation]:
     with Probe(within_s) as first, Probe(within_s) as second, Probe(within_s, _NICER) as nicer:
         for each in (first, second, nicer):
             each.environment()
@@ -72,7 +72,7 @@ def look_at_two_workers(within_s: float) -> Iterator[Seen]:
         equal = _rates(first, second)
         unequal = _rates(first, nicer)
     even = min(equal) >= _EVEN * max(equal)
-    yield Seen(
+    yield Observation(
         f"{alone:.0f} steps/s alone; {equal[0]:.0f} and {equal[1]:.0f} at equal nice; "
         f"{unequal[0]:.0f} and {unequal[1]:.0f} beside nice 10",
         even,
@@ -90,19 +90,19 @@ _TOKENS: Final = 128
 _LONG_TOKENS: Final = 8_000
 
 
-def look_at_speed(within_s: float) -> Iterator[Seen]:
+def look_at_speed(within_s: float) -> Iterator[Observation]:
     asked = Measure(_DEMO, "Once upon a time", 1 + _TOKENS, 2, _LONG_TOKENS, within_s / 4)
     found = msgspec.json.decode(_answer("measure", asked, within_s), type=Measured)
-    yield Seen(
+    yield Observation(
         f"the demo model makes {_TOKENS / found.seconds:.0f} tokens/s, and reads "
         f"{found.long_tokens:,} at {found.long_tokens / found.long_seconds:.0f}"
     )
 
 
-def look_at_greedy_text(within_s: float) -> Iterator[Seen]:
+def look_at_greedy_text(within_s: float) -> Iterator[Observation]:
     asked = Generated(_DEMO, tuple(f"Tell me {each} stories." for each in range(2, 10)), 100)
     found = msgspec.json.decode(_answer("compare", asked, within_s), type=SameText)
-    yield Seen(f"{found.same} of {found.of} texts of 100 tokens are the same")
+    yield Observation(f"{found.same} of {found.of} texts of 100 tokens are the same")
 
 
 def _answer(name: ErrandName, asked: msgspec.Struct, within_s: float) -> bytes:
@@ -112,7 +112,7 @@ def _answer(name: ErrandName, asked: msgspec.Struct, within_s: float) -> bytes:
     return outcome.lines[-1]
 
 
-def look_at_launchctl(_within_s: float) -> Iterator[Seen]:
+def look_at_launchctl(_within_s: float) -> Iterator[Observation]:
     domains = {"gui": f"gui/{os.getuid()}", "user": f"user/{os.getuid()}", "system": "system"}
     try:
         session = run("launchctl", "managername").printed.strip()
@@ -121,7 +121,7 @@ def look_at_launchctl(_within_s: float) -> Iterator[Seen]:
         raise ProbeError(str(error)) from error
     text = ", ".join(f"{name} {each}" for name, each in found.items())
     here = found["user"] == found["system"] == 0 and found["gui"] in (0, 112, 125)
-    yield Seen(f"{text}, in a session of the kind {session}", here)
+    yield Observation(f"{text}, in a session of the kind {session}", here)
 
 
 _MARK: Final = "BULKHEAD_MAC_PROBE"
@@ -130,7 +130,7 @@ _WAITS: Final = "echo; read x"
 _SAYS_S: Final = 30.0
 
 
-def look_at_environment(_within_s: float) -> Iterator[Seen]:
+def look_at_environment(_within_s: float) -> Iterator[Observation]:
     brewed = shutil.which("bash", path=_HOMEBREW)
     shown = {
         "own Python": _shows([sys.executable, "-c", "print(flush=True); input()"]),
@@ -140,7 +140,7 @@ def look_at_environment(_within_s: float) -> Iterator[Seen]:
     words = {True: "shown", False: "hidden", None: "not here"}
     on_mac = sys.platform == "darwin"
     holds = shown["own Python"] is True and shown["sh"] is not on_mac
-    yield Seen(", ".join(f"{name} {words[each]}" for name, each in shown.items()), holds)
+    yield Observation(", ".join(f"{name} {words[each]}" for name, each in shown.items()), holds)
 
 
 def _shows(command: list[str]) -> bool:

@@ -242,13 +242,13 @@ def look_at_clock(installation: Installation) -> Iterator[Finding]:
 
 def judge_clock(now: float, newest: tuple[float, Path] | None) -> Finding:
     """Judge the clock. `newest` is the file that changed last; both times are Unix times."""
-    told = f"{datetime.fromtimestamp(now, UTC):%Y-%m-%d %H:%M} UTC"
+    present = f"{datetime.fromtimestamp(now, UTC):%Y-%m-%d %H:%M} UTC"
     if newest is None or newest[0] <= now + _TOLERATED_S:
-        return ok(_CLOCK, f"It is {told}.")
+        return ok(_CLOCK, f"It is {present}.")
     written = f"{datetime.fromtimestamp(newest[0], UTC):%Y-%m-%d %H:%M} UTC"
     return warning(
         _CLOCK,
-        f"It is {told}, and {newest[1]} was written on {written}: the clock is wrong, or was.",
+        f"It is {present}, and {newest[1]} was written on {written}: the clock is wrong, or was.",
         "Set it (on a Mac: System Settings, General, Date & Time; `sudo sntp -sS time.apple.com`). "
         "Keys and certificates expire by it, and with a wrong clock the hub's TLS fails.",
     )
@@ -256,7 +256,7 @@ def judge_clock(now: float, newest: tuple[float, Path] | None) -> Finding:
 
 _DISTRIBUTION: Final = "mlx-bulkhead"
 _INSTALL: Final = "Install Bulkhead again in this environment, as docs/install.md says."
-_TOLD: Final = ("mlx", "mlx-lm", "transformers", "pyzmq")
+_MENTIONED: Final = ("mlx", "mlx-lm", "transformers", "pyzmq")
 # Back ends of MLX, which overwrite each other's files.
 _BACK_ENDS: Final = ("mlx-cpu", "mlx-cuda", "mlx-cuda-12", "mlx-cuda-13")
 
@@ -323,7 +323,7 @@ def judge_packages(
             "Make a new environment with one of them, as docs/install.md says.",
         )
     elif not wrong:
-        versions = (f"{name} {installed[name]}" for name in _TOLD if name in installed)
+        versions = (f"{name} {installed[name]}" for name in _MENTIONED if name in installed)
         yield ok("packages", f"bulkhead {installed.get(_DISTRIBUTION)}, {', '.join(versions)}")
 
 

@@ -92,8 +92,12 @@ def look_at_models(installation: Installation) -> Iterator[Finding]:
     learned = Learned(installation.state_dir.learned_path)
     stranded_bytes = read_stranded(installation.state_dir.stranded_path).bytes
     usable_bytes = budget_bytes(installation) - stranded_bytes
-    for python in dict.fromkeys(models[each].interpreter for each in located):
-        sources = {each: at for each, at in located.items() if models[each].interpreter == python}
+    for python in dict.fromkeys(models[model_id].interpreter for model_id in located):
+        sources = {
+            model_id: source
+            for model_id, source in located.items()
+            if models[model_id].interpreter == python
+        }
         examined = _examined(sources, python)
         for model_id, source in sources.items():
             size = _size(source, models[model_id], installation.settings, usable_bytes, learned)
@@ -220,10 +224,10 @@ def judge_trouble(model_id: str, trouble: str) -> Finding:
 
 def judge_served(running: Running) -> Iterator[Finding]:
     """The findings about the models of the running gateway, of which the configuration has none."""
-    if not running.states:
+    if not running.models:
         yield ok(_CHECK, "None is configured.")
         return
-    named = ", ".join(f"{model_id} ({state})" for model_id, state in running.states.items())
+    named = ", ".join(f"{model.id} ({model.state})" for model in running.models)
     yield ok(_CHECK, f"None is configured here. The running gateway serves {named}.")
     for model_id, trouble in running.troubles.items():
         yield judge_trouble(model_id, trouble)

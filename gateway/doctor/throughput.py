@@ -23,6 +23,7 @@ from gateway.doctor.errands import run_errand
 from gateway.doctor.finding import Finding, ok, warning
 from gateway.doctor.installation import Installation, Running
 from gateway.doctor.service import users_service
+from gateway.http.wire.command_bodies import Status
 from gateway.service.init_system import jobs
 from gateway.system.memory import host_memory
 from protocol.errands import Measure, Measured
@@ -61,19 +62,6 @@ class SpeedComparison(Struct, frozen=True):
     beside: int
     busy: float
     prompt_tokens: int | None = None
-
-
-class _ModelLoad(Struct, frozen=True):
-    id: str
-    state: str
-    active_requests: int
-    queue_depth: int
-    estimate_bytes: int | None = None
-    context_tokens: int | None = None
-
-
-class _ModelLoads(Struct, frozen=True):
-    models: tuple[_ModelLoad, ...]
 
 
 class _ImpossibleError(Exception):
@@ -171,24 +159,22 @@ def _long_tokens(context_tokens: int | None) -> int:
     return max(1, min(_LONG_TOKENS, room))
 
 
-def _choose(
-    status: _ModelLoads, configured: dict[str, ModelSettings]
-) -> tuple[str, str, str | None]:
+def _choose(status: Status, configured: dict[str, ModelSettings]) -> tuple[str, str, str | None]:
     """The id, folder and interpreter of the smallest loaded model that fits into memory a second
     time. If there is none, those of the demo model, which is small.
     """
     room_bytes = host_memory().available_bytes * _SHARE
     ready = [
-        each
-        for each in status.models
-        if each.state == "ready"
-        and each.id in configured
-        and each.estimate_bytes is not None
-        and each.estimate_bytes < room_bytes
+        model
+        for model in status.models
+        if model.state == "ready"
+        and model.id in configured
+        and model.estimate_bytes is not None
+        and model.estimate_bytes < room_bytes
     ]
-    for each in sorted(ready, key=lambda model: model.estimate_bytes or 0):
+    for model in sorted(ready, key=lambda model: model.estimate_bytes or 0):
         try:
-            return each.id, locate(configured[each.id].path), configured[each.id].interpreter
+            return model.id, locate(configured[model.id].path), configured[model.id].interpreter
         except ValueError:
             continue
     if any(each.id == DEMO_ID for each in status.models):
@@ -209,8 +195,8 @@ def _in_gateway(client: httpx.Client, model: str) -> float:
 
 
 def _prefilled_in_gateway(client: httpx.Client, model: str, shell: Measured) -> float:
-    """The gateway's tokens/s of a long prompt. The prompt is new each time, since the gateway keeps
-    the prompts that it has computed.
+    """The gateway's tokens/s of a long prompt. The prompt is new each time: the gateway caches
+    those that it has computed.
     """
     short_s = _generate(client, model, 1)
     new = [secrets.choice(shell.prompt_ids) for _ in range(shell.long_tokens)]
@@ -234,12 +220,12 @@ def _generate(
     return time.monotonic() - began
 
 
-def _status(client: httpx.Client) -> _ModelLoads:
+def _status(client: httpx.Client) -> Status:
     answer = client.get("/admin/v1/status", timeout=_STATUS_S).raise_for_status()
-    return msgspec.json.decode(answer.content, type=_ModelLoads)
+    return msgspec.json.decode(answer.content, type=Status)
 
 
-def _requests(status: _ModelLoads) -> int:
+def _requests(status: Status) -> int:
     return sum(each.active_requests + each.queue_depth for each in status.models)
 
 

@@ -13,6 +13,7 @@ from msgspec import Struct
 from gateway.config.model_settings import UpstreamSettings
 from gateway.doctor.finding import Finding, Severity, error, ok, warning
 from gateway.doctor.installation import Installation
+from gateway.service.status import PortHealth
 from gateway.system.events import EventLog
 from gateway.system.http_client import AnswerError, Question
 from gateway.system.tls import distrust
@@ -25,8 +26,8 @@ _HEALTH_S: Final = 3.0
 _MOST_HEALTH_BYTES: Final = 1 << 20
 
 
-class Told(Struct, frozen=True):
-    """What an upstream tells: its models, and the version if it is another Bulkhead."""
+class UpstreamAnswer(Struct, frozen=True):
+    """An upstream's models, and the version if it is another Bulkhead."""
 
     offers: list[Offer]
     version: str | None
@@ -38,7 +39,8 @@ def look_at_upstreams(installation: Installation) -> Iterator[Finding]:
         yield ok(_UPSTREAMS, "The configuration names no other server.")
         return
     running = installation.running()
-    for name, found in asyncio.run(_ask_all(upstreams, running.instance)).items():
+    instance = None if running.status is None else running.status.instance
+    for name, found in asyncio.run(_ask_all(upstreams, instance)).items():
         finding = judge_upstream(name, upstreams[name], found)
         of_gateway = running.refused.get(name)
         if finding.severity is Severity.OK and of_gateway is not None:
@@ -48,27 +50,22 @@ def look_at_upstreams(installation: Installation) -> Iterator[Finding]:
 
 async def _ask_all(
     upstreams: dict[str, UpstreamSettings], instance: str | None
-) -> dict[str, Told | Exception]:
+) -> dict[str, UpstreamAnswer | Exception]:
     answers = await asyncio.gather(
         *(_ask(name, each, instance or new_instance()) for name, each in upstreams.items())
     )
     return dict(zip(upstreams, answers, strict=True))
 
 
-async def _ask(name: str, settings: UpstreamSettings, instance: str) -> Told | Exception:
+async def _ask(name: str, settings: UpstreamSettings, instance: str) -> UpstreamAnswer | Exception:
     """What the upstream answers to the gateway with this instance, or why there is no answer."""
     upstream = Upstream(name, settings, instance, EventLog())
     try:
-        return Told(await upstream.fetch(), await _version(upstream))
+        return UpstreamAnswer(await upstream.fetch(), await _version(upstream))
     except (OSError, AnswerError, ValueError) as failure:
         return failure
     finally:
         upstream.close()
-
-
-class _Health(Struct):
-    version: str
-    uptime_s: float
 
 
 async def _version(upstream: Upstream) -> str | None:
@@ -83,12 +80,14 @@ async def _version(upstream: Upstream) -> str | None:
                     body += piece
             finally:
                 answer.close()
-        return msgspec.json.decode(body, type=_Health).version
+        return msgspec.json.decode(body, type=PortHealth).version
     except (TimeoutError, AnswerError, msgspec.MsgspecError):
         return None
 
 
-def judge_upstream(name: str, settings: UpstreamSettings, found: Told | Exception) -> Finding:
+def judge_upstream(
+    name: str, settings: UpstreamSettings, found: UpstreamAnswer | Exception
+) -> Finding:
     if isinstance(found, Exception):
         reason = str(found).rstrip(".")
         return error(_UPSTREAMS, f"It {reason}.", _remedy(settings, found), subject=name)

@@ -15,17 +15,17 @@ _LONGEST_S: Final = 30.0
 
 
 class Done(Struct, frozen=True):
-    """A command that has ended. `printed` is its stdout; `said` is its stderr on one line, or its
-    stdout if stderr is empty.
+    """A command that has ended. `printed` is its stdout; `complaint` is its stderr on one line, or
+    its stdout if stderr is empty.
     """
 
     command: str
     status: int
-    said: str
+    complaint: str
     printed: str
 
     def failed(self) -> ServiceError:
-        why = self.said or f"exit status {self.status}"
+        why = self.complaint or f"exit status {self.status}"
         return ServiceError(f"`{self.command}` failed: {why}")
 
 
@@ -48,8 +48,8 @@ def run(*arguments: str, within_s: float = _LONGEST_S) -> Done:
         raise ServiceError(f"`{command}` can't be run: {error}") from error
     except subprocess.TimeoutExpired as error:
         raise ServiceError(f"`{command}` did not end within {within_s:g} s.") from error
-    said = " ".join((done.stderr.strip() or done.stdout.strip()).split())
-    return Done(command, done.returncode, said, done.stdout)
+    complaint = " ".join((done.stderr.strip() or done.stdout.strip()).split())
+    return Done(command, done.returncode, complaint, done.stdout)
 
 
 class InitSystem(Protocol):
@@ -90,16 +90,16 @@ class InitSystem(Protocol):
     def loaded(self) -> bool:
         """Whether launchd has loaded the service, or systemd has enabled it; running or not."""
 
-    def beginning(self) -> list[str]:
-        """The command lines that `begin` would run."""
+    def start_commands(self) -> list[str]:
+        """The command lines that `start` would run."""
 
-    def begin(self) -> str | None:
+    def start(self) -> str | None:
         """Start the service, and have it start at each boot or login. Returns a remark for the
         operator, or None.
         """
 
     def end(self, installed: Installed) -> None:
-        """End the service in order. It stays down until `begin`, or the next boot or login."""
+        """End the service in order. It stays down until `start`, or the next boot or login."""
 
     def forget(self) -> None:
         """Remove the last traces of a service that has ended and whose file was removed."""

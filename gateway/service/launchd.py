@@ -107,14 +107,14 @@ class Launchd:
     def loaded(self) -> bool:
         return self._domain() is not None
 
-    def beginning(self) -> list[str]:
+    def start_commands(self) -> list[str]:
         domain = next(filter(_answers, self._domains), self._domains[0])
         return [
             shlex.join(["launchctl", "enable", f"{domain}/{LABEL}"]),
             shlex.join(["launchctl", "bootstrap", domain, str(self.path)]),
         ]
 
-    def begin(self) -> str | None:
+    def start(self) -> str | None:
         domain = self._domain()
         if domain is not None and _kickstart(domain):
             return None

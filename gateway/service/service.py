@@ -60,7 +60,7 @@ _SERVES_S: Final = 200.0
 _GIVES_UP_S: Final = 25.0
 # The same after a gateway has printed something. A gateway that has no state folder yet prints only
 # if it fails.
-_AFTER_LAST_WORDS_S: Final = 5.0
+_AFTER_OUTPUT_S: Final = 5.0
 _LOOK_S: Final = 0.25
 _LOG_LINES: Final = 20
 
@@ -115,7 +115,7 @@ class Service:
             self._say(f"It runs already (pid {pid}).")
             return
         check_free(installed.state_dir, settings, pid)
-        self._begin_installed(installed.state_dir, settings)
+        self._start_installed(installed.state_dir, settings)
 
     def stop(self) -> None:
         self._end(self._init, self._installed())
@@ -126,7 +126,7 @@ class Service:
         # The settings are read before the end, so that a service with a mistake in them stays up.
         settings = settings_of(installed)
         self._end(self._init, installed)
-        self._begin_installed(installed.state_dir, settings)
+        self._start_installed(installed.state_dir, settings)
 
     def status(self) -> ServiceStatus:
         return look(self._init)
@@ -175,7 +175,7 @@ class Service:
     ) -> None:
         try:
             draft.put()
-            self._begin(definition.state_dir, settings)
+            self._start_serving(definition.state_dir, settings)
         except ServiceError as error:
             more = self._where_more_is()
             with contextlib.suppress(ServiceError):
@@ -192,7 +192,7 @@ class Service:
         try:
             self._end(self._init, before)
             draft.put()
-            self._begin(definition.state_dir, settings)
+            self._start_serving(definition.state_dir, settings)
         except ServiceError as error:
             draft.discard()
             if self._init.path.read_bytes() == earlier:
@@ -205,7 +205,7 @@ class Service:
     def _resume(self, before: Installed) -> str:
         """Start the earlier service again. Returns a sentence about the outcome."""
         try:
-            self._begin(before.state_dir, settings_of(before))
+            self._start_serving(before.state_dir, settings_of(before))
         except ServiceError as error:
             return f"The earlier service is installed again, and doesn't run: {error}"
         return "The earlier service runs again."
@@ -249,22 +249,22 @@ class Service:
         if pid is not None:
             self._say(f"It ended after {time.monotonic() - began:.1f} s.")
 
-    def _begin_installed(self, state_dir: Path, settings: Settings) -> None:
+    def _start_installed(self, state_dir: Path, settings: Settings) -> None:
         try:
-            self._begin(state_dir, settings)
+            self._start_serving(state_dir, settings)
         except ServiceError as error:
             raise ServiceError(
                 f"{error}\n`bulkhead service logs` may tell more, and `bulkhead service stop` ends "
                 "further attempts."
             ) from error
 
-    def _begin(self, state_dir: Path, settings: Settings) -> None:
+    def _start_serving(self, state_dir: Path, settings: Settings) -> None:
         words = GatewayOutput(StateDir(state_dir).crash_log_path)
-        remark = self._init.begin()
+        remark = self._init.start()
         pid = self._serves(state_dir, settings, words)
         if pid is None:
             raise ServiceError(
-                "The service was started, but doesn't serve. Its last words:\n"
+                "The service was started, but doesn't serve. Its last lines:\n"
                 f"{words.tail() or 'none'}"
             )
         address = url(settings.gateway.host, settings.gateway.port, tls=settings.gateway.tls)
@@ -280,7 +280,7 @@ class Service:
                 present = time.monotonic()
                 if ask_health_of(settings.gateway) is not None:
                     return pid
-            patience_s = _AFTER_LAST_WORDS_S if words.tail() else _GIVES_UP_S
+            patience_s = _AFTER_OUTPUT_S if words.tail() else _GIVES_UP_S
             if time.monotonic() - present > patience_s:
                 return None
             time.sleep(_LOOK_S)

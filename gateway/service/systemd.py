@@ -103,12 +103,14 @@ class Systemd:
                 else "log in as this user itself, not by su or sudo, or install the service with "
                 "`sudo bulkhead service install --system`."
             )
-            raise ServiceError(f"systemd can't be asked ({done.said or done.status}): {advice}")
+            raise ServiceError(
+                f"systemd can't be asked ({done.complaint or done.status}): {advice}"
+            )
 
-    def beginning(self) -> list[str]:
+    def start_commands(self) -> list[str]:
         return [" ".join(("systemctl", *self._scope, *each)) for each in _BEGINNING]
 
-    def begin(self) -> str | None:
+    def start(self) -> str | None:
         for verb, *unit in _BEGINNING:
             within_s = _START_S + _SLACK_S if verb == "start" else _ANSWER_S
             done = self._systemctl(verb, *unit, within_s=within_s)

@@ -30,7 +30,7 @@ def test_prints_a_table(gateway: Gateway) -> None:
     assert row.split()[0] == "2"
 
 
-def test_what_can_not_be_measured(gateway: Gateway, fleet: Gateway) -> None:
+def test_bench_of_a_model_without_completions_fails(gateway: Gateway, fleet: Gateway) -> None:
     wrong = bulkhead("bench", "--streams", "1,x", url=gateway.url)
     assert (wrong.returncode, "such as 1,8,32" in wrong.stderr) == (2, True)
     long = bulkhead("bench", "--prompt-tokens", "100000", "--streams", "1", url=gateway.url)

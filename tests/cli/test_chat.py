@@ -182,7 +182,7 @@ def test_its_commands(sitting: Sitting, canned: CannedGateway) -> None:
     canned.will_answer(
         "/v1/models/otter", {"error": {"message": unknown, "code": "model_not_found"}}, status=404
     )
-    told = {
+    answers = {
         "/modle": "bulkhead: There is no /modle. Did you mean /model?",
         "/model": "* m (ready)\n  other (unloaded)",
         "/model otter": "Did you mean 'other'?",
@@ -205,7 +205,7 @@ def test_its_commands(sitting: Sitting, canned: CannedGateway) -> None:
     }
     with sitting(lines=60) as seen:
         seen.shows(LISTENS)
-        for typed, answer in told.items():
+        for typed, answer in answers.items():
             seen.type(f"{typed}\r")
             seen.shows(answer)
             seen.clear()
@@ -218,7 +218,7 @@ def test_its_commands(sitting: Sitting, canned: CannedGateway) -> None:
     assert not {"seed", "temperature"} & body.keys()
 
 
-def test_what_is_typed_during_an_answer_is_no_part_of_it(
+def test_typing_during_an_answer_is_no_part_of_the_answer(
     sitting: Sitting, canned: CannedGateway
 ) -> None:
     begun, *rest = chat_events("Half of it, ", "and the rest.")
@@ -238,7 +238,7 @@ def test_what_is_typed_during_an_answer_is_no_part_of_it(
     assert asked(canned) == ["One", "Two", "Three"]
 
 
-def test_what_was_typed_is_there_in_the_next_chat(
+def test_typed_lines_are_there_in_the_next_chat(
     sitting: Sitting, canned: CannedGateway, tmp_path: Path
 ) -> None:
     canned.will_stream(CHAT, chat_events("Done."))
@@ -248,17 +248,17 @@ def test_what_was_typed_is_there_in_the_next_chat(
         seen.shows("Done.\n>")
         seen.type("\x04")
         assert seen.exit_status() == 0
-    (kept,) = (tmp_path / "state").iterdir()
-    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
-    assert stat.S_IMODE(kept.parent.stat().st_mode) == 0o700
-    kept.chmod(0o644)
+    (history,) = (tmp_path / "state").iterdir()
+    assert stat.S_IMODE(history.stat().st_mode) == 0o600
+    assert stat.S_IMODE(history.parent.stat().st_mode) == 0o700
+    history.chmod(0o644)
     with sitting() as seen:
         seen.shows(LISTENS)
         seen.type("\x1b[A")
         seen.shows("> first\n. line")
         seen.type("!\r")
         seen.shows("Done.\n>")
-    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    assert stat.S_IMODE(history.stat().st_mode) == 0o600
     assert asked(canned) == ["first\nline", "first\nline!"]
 
 
@@ -283,10 +283,10 @@ def test_words_are_whole_and_reasoning_is_dim(
         rows = seen.shows("字\n>").splitlines()
     begins, code_at = rows.index("Well, I think") + 2, rows.index("```python")
     assert rows[begins - 1] == ""
-    told = rows[begins : code_at - 1]
-    assert [word for row in told for word in row.split()] == words
-    assert all(len(row) <= columns for row in told)
-    assert all(len(row) > columns - len("word-number-99 ") for row in told[:-1])
+    shown = rows[begins : code_at - 1]
+    assert [word for row in shown for word in row.split()] == words
+    assert all(len(row) <= columns for row in shown)
+    assert all(len(row) > columns - len("word-number-99 ") for row in shown[:-1])
     assert "".join(rows[code_at + 1 : rows.index("```")]) == code
     assert "".join(rows[rows.index("```") + 1 : -1]).replace(" ", "") == "漢字" * columns
     assert "\x1b[2mWell," in seen.printed
@@ -371,8 +371,8 @@ def test_a_worker_that_is_killed_in_mid_answer(gateway: Gateway, tmp_path: Path)
         os.kill(gateway.worker_pid(), signal.SIGKILL)
         seen.waits_until(lambda: seen.text.endswith(".\n>"))
         rows = seen.rows
-    told = rows[rows.index("> Tell me a story.") + 1 : -1]
-    assert " ".join(each for each in told if not each.startswith("(")).split() == words
+    shown = rows[rows.index("> Tell me a story.") + 1 : -1]
+    assert " ".join(each for each in shown if not each.startswith("(")).split() == words
 
 
 def test_a_file_takes_the_answer_and_the_terminal_the_message(
@@ -403,14 +403,14 @@ def test_a_model_is_loaded_before_it_is_called_ready(fleet: Gateway, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("state", "reason", "told"),
+    ("state", "reason", "shown"),
     [
         ("unloaded", None, "m is unloaded: your first message loads it. /help"),
         ("held", "bulkhead load ends it.", "m is held (bulkhead load ends it). /help"),
     ],
 )
 def test_a_model_that_is_not_ready_is_not_called_so(
-    state: str, reason: str | None, told: str, canned: CannedGateway, tmp_path: Path
+    state: str, reason: str | None, shown: str, canned: CannedGateway, tmp_path: Path
 ) -> None:
     """Without an operator's rights nothing is loaded, and no hold is ended."""
     model = {"id": "m", "state": state, "reason": reason}
@@ -419,7 +419,7 @@ def test_a_model_that_is_not_ready_is_not_called_so(
     canned.will_answer("/admin/v1/models/m/load", refused, 403)
     more = {"BULKHEAD_STATE_DIR": str(tmp_path / "state")}
     with screen("chat", "m", url=canned.url, more=more) as seen:
-        seen.shows(told)
+        seen.shows(shown)
         seen.type("/exit\r")
         assert seen.exit_status() == 0
         assert "ready" not in seen.printed
@@ -438,7 +438,7 @@ def test_tells_what_the_wait_is_for(fleet: Gateway, tmp_path: Path) -> None:
         assert seen.exit_status() == 0
 
 
-def test_an_answer_that_is_cut_off_is_printed_to_its_end_first(
+def test_cut_off_answer_is_printed_completely_first(
     sitting: Sitting, canned: CannedGateway
 ) -> None:
     """The last word may be half a one, and waits for its rest."""

@@ -26,9 +26,9 @@ def test_entries_stay_in_a_file_for_this_account(tmp_path: Path) -> None:
 
 def test_a_long_file_keeps_its_newer_half(tmp_path: Path) -> None:
     path = tmp_path / "chat-history"
-    kept = history(path)
+    file = history(path)
     for index in range(150):
-        kept.append_string(f"{index} " + "x" * 10_000)
+        file.append_string(f"{index} " + "x" * 10_000)
     lines = _lines(path)
     assert [int(each.split()[0]) for each in lines] == list(range(149, 149 - len(lines), -1))
     assert 40 <= len(lines) <= 52
@@ -38,7 +38,7 @@ def test_a_long_file_keeps_its_newer_half(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
-def test_what_is_no_file_of_its_own_is_left_alone(kind: str, tmp_path: Path) -> None:
+def test_foreign_file_in_place_of_the_history_is_left_alone(kind: str, tmp_path: Path) -> None:
     path, elsewhere = tmp_path / "chat-history", tmp_path / "elsewhere"
     if kind == "pipe":
         os.mkfifo(path)

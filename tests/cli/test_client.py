@@ -42,7 +42,7 @@ def test_a_gateway_that_is_down_is_looked_for_where_the_configuration_has_it(
     assert (done.exit_code, f"No gateway answers at {nowhere} (" in done.stderr) == (3, True)
 
 
-def test_who_puts_an_option_before_the_command_is_told_where_it_goes() -> None:
+def test_option_before_the_command_is_refused_with_its_place() -> None:
     done = CliRunner().invoke(main, ["--url", "http://127.0.0.1:1", "status"])
     assert (done.exit_code, "Options come after the command" in done.stderr) == (2, True)
 

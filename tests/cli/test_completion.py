@@ -114,7 +114,7 @@ def offered(words: str) -> list[str]:
         ("bulkhead bench --str", ["--streams"]),
     ],
 )
-def test_what_is_offered(
+def test_completion_offers_ids_and_aliases(
     words: str, found: list[str], models: CannedGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BULKHEAD_URL", models.url)
@@ -125,7 +125,7 @@ def test_asks_the_gateway_that_is_named(models: CannedGateway) -> None:
     assert offered(f"bulkhead load --url {models.url} b") == ["beta"]
 
 
-def test_what_does_not_answer_is_passed_over(
+def test_completion_without_a_gateway_offers_nothing(
     canned: CannedGateway, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for url in (NOBODY, canned.url, "nonsense", "http://[::1"):
@@ -134,7 +134,7 @@ def test_what_does_not_answer_is_passed_over(
     assert capfd.readouterr() == ("", "")
 
 
-def test_nobody_waits_for_a_gateway_that_is_silent(silent: str) -> None:
+def test_completion_does_not_wait_for_a_silent_gateway(silent: str) -> None:
     # It would be waited for until it answers; nothing ends this server but the test.
     asked = {COMPLETE: "bash_complete", "COMP_WORDS": "bulkhead load b", "COMP_CWORD": "2"}
     done = subprocess.run(

@@ -121,7 +121,7 @@ def test_without_a_gateway_one_runs_as_long_as_the_agent(long: Path, tmp_path: P
     config.write_text(f"[gateway]\nport = {free_port()}\n[workers]\nspare = 0\n")
     with short_folder() as folder:
         state = Path(folder) / "state"
-        told = environment(None) | {
+        variables = environment(None) | {
             "BULKHEAD_CONFIG": str(config),
             "BULKHEAD_STATE_DIR": str(state),
             "HF_HUB_CACHE": folder,
@@ -131,23 +131,23 @@ def test_without_a_gateway_one_runs_as_long_as_the_agent(long: Path, tmp_path: P
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=told,
+            env=variables,
         ) as running:
             assert "OPENCODE_CONFIG_CONTENT=" in read_until(running, "waiting")
             pid = int((state / "gateway.lock").read_text())
             running.send_signal(signal.SIGTERM)
-            printed, said = running.communicate(timeout=START_S)
+            printed, text = running.communicate(timeout=START_S)
         assert (printed, running.returncode) == ("told to end\n", 9)
-        assert "No gateway ran: one serves at http://127.0.0.1:" in said
-        assert "long: 65,536 tokens of context take " in said
+        assert "No gateway ran: one serves at http://127.0.0.1:" in text
+        assert "long: 65,536 tokens of context take " in text
         eventually(lambda: gone(pid))
 
 
 def test_a_gateway_that_cant_start_says_why(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text(f"[gateway]\nport = {free_port()}\ndrain = 3\n")
-    told = {"BULKHEAD_CONFIG": str(config), "BULKHEAD_STATE_DIR": str(tmp_path / "state")}
-    done = launch("claude", "demo", **told)
+    variables = {"BULKHEAD_CONFIG": str(config), "BULKHEAD_STATE_DIR": str(tmp_path / "state")}
+    done = launch("claude", "demo", **variables)
     assert done.returncode == 1
     assert "drain" in done.stderr
 
@@ -216,11 +216,11 @@ def test_a_gateway_with_keys(tmp_path: Path) -> None:
         assert f"ANTHROPIC_AUTH_TOKEN={key}\n" in done.stdout, done.stderr
         assert admin_key not in done.stdout
         # Without the admin key the model is used as it is.
-        kept = tmp_path / "agent.key"
-        kept.write_text(key)
-        kept.chmod(0o600)
+        key_file = tmp_path / "agent.key"
+        key_file.write_text(key)
+        key_file.chmod(0o600)
         alone = {"BULKHEAD_STATE_DIR": str(tmp_path / "elsewhere")}
-        done = launch(*arguments, "--api-key-file", str(kept), url=running.url, **alone)
+        done = launch(*arguments, "--api-key-file", str(key_file), url=running.url, **alone)
         assert f"ANTHROPIC_AUTH_TOKEN={key}\n" in done.stdout, done.stderr
         assert "demo is used as it is" in done.stderr
     finally:

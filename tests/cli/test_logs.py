@@ -242,7 +242,7 @@ def test_a_model_of_the_configuration_may_have_no_log_yet(folder: Path, tmp_path
     assert (done.exit_code, done.stdout) == (0, "")
 
 
-def test_what_is_not_there(folder: Path, tmp_path: Path) -> None:
+def test_missing_log_has_an_error(folder: Path, tmp_path: Path) -> None:
     missing = bulkhead("logs", "missing", "--state-dir", str(folder))
     assert (missing.returncode, missing.stdout) == (4, "")
     assert missing.stderr.startswith(f"bulkhead: There is no log of a model 'missing' in {folder}")

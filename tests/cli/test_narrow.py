@@ -41,7 +41,7 @@ def test_every_cell_is_there_whole(rows: list[tuple[str, str, str]], width: int)
     assert text == expected.replace(" ", "")
 
 
-def test_a_name_stands_above_what_is_said_of_it() -> None:
+def test_name_stands_above_its_cells_on_a_narrow_screen() -> None:
     assert _printed([("llama-3.2-3b", "1.8 GB", "quantized by somebody"), ("b", "", "-")], 24) == [
         "llama-3.2-3b",
         "  size 1.8 GB",

@@ -92,8 +92,8 @@ def test_kill(gateway: Gateway, options: tuple[str, ...], sign: str | None) -> N
     pid = gateway.worker_pid()
     done = bulkhead("kill", *options, "demo", url=gateway.url)
     how = "with code 0" if sign is None else f"by {sign}"
-    told = f"worker {pid} ended {how}; demo is unloaded\n"
-    assert (done.returncode, done.stdout) == (0, told)
+    shown = f"worker {pid} ended {how}; demo is unloaded\n"
+    assert (done.returncode, done.stdout) == (0, shown)
     assert gateway.model()["last_exit"]["signal"] == sign
 
 
@@ -186,13 +186,13 @@ def test_a_load_in_the_commands_own_gateway_ends_with_it(tmp_path: Path) -> None
         f'[models.slow]\npath = "demo"\npython = "{slow}"\n'
     )
     with short_folder() as folder:
-        told = environment(None) | {
+        variables = environment(None) | {
             "BULKHEAD_CONFIG": str(config),
             "BULKHEAD_STATE_DIR": str(Path(folder) / "state"),
             "HF_HUB_CACHE": folder,
         }
         command = [*BULKHEAD, "run", "slow"]
-        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=told) as waiting:
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=variables) as waiting:
             assert waiting.stderr is not None
             assert "slow: starting\n" in iter(waiting.stderr.readline, "")
             waiting.send_signal(signal.SIGINT)

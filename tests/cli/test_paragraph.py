@@ -24,7 +24,7 @@ def test_a_word_goes_on_after_an_interruption(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out == "One\ntwo\n"
 
 
-def test_what_was_written_between_words_stays(capsys: pytest.CaptureFixture[str]) -> None:
+def test_spaces_between_words_stay(capsys: pytest.CaptureFixture[str]) -> None:
     paragraph = Paragraph("", lambda: 10)
     for (
         character
@@ -36,6 +36,6 @@ def test_what_was_written_between_words_stays(capsys: pytest.CaptureFixture[str]
     assert lines[4:] == ["字", "```", "long  lines  stay", "```", "and end"]
 
 
-def test_what_steers_a_terminal_is_left_out() -> None:
+def test_control_characters_are_left_out() -> None:
     family = "\U0001f469\u200d\U0001f467"
     assert printable(f"a\x1b[1m\tb\r\n\x9b\ud800\u00a0{family}") == f"a[1m\tb\n\u00a0{family}"

@@ -17,7 +17,7 @@ def test_values_as_they_are_typed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "told"),
+    ("name", "text", "shown"),
     [
         ("temperature", "3", "temperature can't be '3': expected float <= 2.0."),
         ("temperature", "warm", "temperature can't be 'warm': expected float, got str."),
@@ -37,7 +37,7 @@ def test_values_as_they_are_typed() -> None:
         ("n", "2", "There is no parameter 'n'. /set shows them."),
     ],
 )
-def test_what_can_not_be(name: str, text: str, told: str) -> None:
+def test_impossible_parameters_are_refused(name: str, text: str, shown: str) -> None:
     with pytest.raises(ParameterError) as refused:
         with_parameter(Parameters(), name, text)
-    assert str(refused.value) == told
+    assert str(refused.value) == shown

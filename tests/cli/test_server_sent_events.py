@@ -22,5 +22,5 @@ EVENTS = [
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
 def test_reads_events_however_they_are_cut(size: int) -> None:
-    chunks = [STREAM[at : at + size] for at in range(0, len(STREAM), size)]
+    chunks = [STREAM[start : start + size] for start in range(0, len(STREAM), size)]
     assert list(server_sent_events(chunks)) == EVENTS

@@ -38,8 +38,8 @@ def test_the_rows_of_memory_add_up_to_the_total(gateway: Gateway) -> None:
     )
     assert held == memory["total_bytes"]
     worker = gateway.model()["worker"]
-    told = sum(worker[f"{each}_bytes"] for each in ("weight", "cache", "buffer"))
-    assert 0 < worker["weight_bytes"] <= told < worker["footprint_bytes"]
+    parts_bytes = sum(worker[f"{each}_bytes"] for each in ("weight", "cache", "buffer"))
+    assert 0 < worker["weight_bytes"] <= parts_bytes < worker["footprint_bytes"]
     shown = bulkhead("status", url=gateway.url).stdout
     for row in ("demo", "(spare workers)", "(gateway)", "(other programs)", "(stranded)", "total"):
         assert f"\n{row} " in shown
@@ -56,7 +56,7 @@ def test_takes_the_address_as_an_option(gateway: Gateway) -> None:
     assert done.returncode == 0
 
 
-def test_one_model_alone(gateway: Gateway) -> None:
+def test_status_shows_a_single_model(gateway: Gateway) -> None:
     gateway.load()
     shown = bulkhead("status", "demo", url=gateway.url)
     assert "\ndemo " in shown.stdout
@@ -114,7 +114,7 @@ def test_says_whose_turn_is_next_while_several_share_a_model(canned: CannedGatew
     assert "shared" not in bulkhead("status", url=canned.url).stdout, "nobody to share with"
 
 
-def test_what_others_wrote_is_shown_as_text(canned: CannedGateway) -> None:
+def test_foreign_text_is_shown_literally(canned: CannedGateway) -> None:
     canned.will_answer(
         "/admin/v1/status",
         {

@@ -70,11 +70,11 @@ def test_nothing_is_cut_on_a_terminal(columns: int, crowded: CannedGateway, tmp_
         *listings, command=COMMAND, url=crowded.url, columns=columns, lines=400, more=more
     ) as seen:
         assert seen.exit_status() == 0
-    told = _told(seen.text)
-    assert {verb: status for verb, (status, _) in told.items()} == dict.fromkeys(listings, "0")
+    shown = _sections(seen.text)
+    assert {verb: status for verb, (status, _) in shown.items()} == dict.fromkeys(listings, "0")
     assert "…" not in seen.text
     for verb in LISTINGS:
-        rows = told[verb][1]
+        rows = shown[verb][1]
         if verb == "status":
             rows = rows[rows.index("") + 1 :]
         # A name that is too long for its column goes on below.
@@ -82,7 +82,7 @@ def test_nothing_is_cut_on_a_terminal(columns: int, crowded: CannedGateway, tmp_
         assert LONG in names, rows
         if columns == 200:
             assert any(LONG in row for row in rows), rows
-    text = "\n".join("\n".join(rows) for _, rows in told.values())
+    text = "\n".join("\n".join(rows) for _, rows in shown.values())
     for each in ("1,048,576", "999 GB", "mxfp8-g32", "text, vision, tools", "2030-01-31", "-1,000"):
         assert each in text, each
     spaceless = re.sub(r"\s", "", text)
@@ -95,8 +95,8 @@ def test_a_narrow_terminal_has_all_of_it_too(columns: int, crowded: CannedGatewa
     listings = ("models", "list", "status", "key list")
     with screen(*listings, command=COMMAND, url=crowded.url, columns=columns, lines=400) as seen:
         assert seen.exit_status() == 0
-    told = _told(seen.text)
-    assert {verb: status for verb, (status, _) in told.items()} == dict.fromkeys(listings, "0")
+    shown = _sections(seen.text)
+    assert {verb: status for verb, (status, _) in shown.items()} == dict.fromkeys(listings, "0")
     assert "…" not in seen.text
     for verb, names in (
         ("models", IDS),
@@ -104,12 +104,12 @@ def test_a_narrow_terminal_has_all_of_it_too(columns: int, crowded: CannedGatewa
         ("status", (*IDS, *HOSTS)),
         ("key list", ("laptop", LONG)),
     ):
-        rows = told[verb][1]
+        rows = shown[verb][1]
         # What is said of a name stands beside it or below it, and is indented there.
         named = "".join(row.split()[0] for row in rows if row[:1].strip())
         assert all(name in named for name in names), rows
         assert all(row in ("", row[:columns].rstrip()) for row in rows)
-    stated = "\n".join(told["status"][1])
+    stated = "\n".join(shown["status"][1])
     for each in (
         "pid 4194304",
         "context 1,048,576",
@@ -120,8 +120,8 @@ def test_a_narrow_terminal_has_all_of_it_too(columns: int, crowded: CannedGatewa
         assert stated.count(each) >= 2, each
     assert stated.count("12.0 GB") == 2
     for each in ("state unloaded", "size 999 GB", "context 1,048,576", "last used 99 d ago"):
-        assert "\n".join(told["models"][1]).count(each) == 2, each
-        assert "\n".join(told["list"][1]).count(each) == 2, each
+        assert "\n".join(shown["models"][1]).count(each) == 2, each
+        assert "\n".join(shown["list"][1]).count(each) == 2, each
 
 
 def test_a_pipe_gets_a_row_a_line(crowded: CannedGateway, tmp_path: Path) -> None:
@@ -135,25 +135,25 @@ def test_a_pipe_gets_a_row_a_line(crowded: CannedGateway, tmp_path: Path) -> Non
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
     assert "…" not in done.stdout
-    told = _told(done.stdout)
+    shown = _sections(done.stdout)
     for verb, rows_each in (("models", 1), ("list", 1), ("key list", 1), ("usage", 2)):
-        heading, *rows = told[verb][1]
+        heading, *rows = shown[verb][1]
         assert len(rows) == 2 * rows_each, rows
         assert len({len(re.split(r"\s{2,}", row.strip())) for row in rows}) <= 2
         assert any(row.startswith(LONG) for row in rows), heading
-    assert sum(row.startswith(LONG) for row in told["status"][1]) >= 2
-    values = told["config show"][1]
+    assert sum(row.startswith(LONG) for row in shown["status"][1]) >= 2
+    values = shown["config show"][1]
     assert any(row.startswith(f'models."{LONG}".path ') for row in values), values
 
 
-def test_a_dead_gateway_is_said_everywhere(tmp_path: Path) -> None:
+def test_every_listing_reports_a_dead_gateway(tmp_path: Path) -> None:
     verbs = ("status", "models", "list", "show m", "key list", "usage", "events", "load m", "bench")
     more = {"BULKHEAD_STATE_DIR": str(tmp_path)}
     with screen(*verbs, command=COMMAND, url=NOBODY, columns=120, lines=100, more=more) as seen:
         assert seen.exit_status() == 0
-    told = _told(seen.text)
-    assert {verb: status for verb, (status, _) in told.items()} == dict.fromkeys(verbs, "3")
-    for _, rows in told.values():
+    shown = _sections(seen.text)
+    assert {verb: status for verb, (status, _) in shown.items()} == dict.fromkeys(verbs, "3")
+    for _, rows in shown.values():
         assert "start one with `bulkhead serve`" in " ".join(rows)
 
 
@@ -165,21 +165,21 @@ def test_a_real_gateway(columns: int, fleet: Gateway, tmp_path: Path) -> None:
         *verbs, command=COMMAND, url=fleet.url, columns=columns, lines=200, more=more
     ) as seen:
         assert seen.exit_status() == 0
-    told = _told(seen.text)
-    assert {verb: status for verb, (status, _) in told.items()} == dict.fromkeys(verbs, "0")
+    shown = _sections(seen.text)
+    assert {verb: status for verb, (status, _) in shown.items()} == dict.fromkeys(verbs, "0")
     assert "…" not in seen.text
     for verb in ("models", "status"):
-        assert any(row.startswith("org/my model ") for row in told[verb][1])
+        assert any(row.startswith("org/my model ") for row in shown[verb][1])
 
 
-def _told(text: str) -> dict[str, tuple[str, list[str]]]:
+def _sections(text: str) -> dict[str, tuple[str, list[str]]]:
     """Exit status and rows of each verb."""
-    told = {}
+    shown = {}
     for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
         verb, *rows = part.rstrip().splitlines()
         assert rows[-1].startswith("= "), part
-        told[verb.rstrip()] = (rows[-1][2:].strip(), rows[:-1])
-    return told
+        shown[verb.rstrip()] = (rows[-1][2:].strip(), rows[:-1])
+    return shown
 
 
 def _listed(model_id: str) -> dict[str, Any]:

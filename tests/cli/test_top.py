@@ -118,7 +118,7 @@ async def test_steers_a_model_and_asks_before_it_cuts_anything_off(gateway: Gate
     assert gateway.model()["state"] == "unloaded"
 
 
-async def test_a_refusal_is_told_and_the_view_goes_on(fleet: Gateway) -> None:
+async def test_refusal_is_shown_and_the_view_goes_on(fleet: Gateway) -> None:
     await asyncio.to_thread(fleet.order, "kill", "slow", force=True)
     async with top(fleet.url) as screen:
         await screen.shows("org/my model", "broken", "slow")
@@ -131,7 +131,7 @@ async def test_a_refusal_is_told_and_the_view_goes_on(fleet: Gateway) -> None:
         await screen.shows("failed", "names no model_type")
 
 
-async def test_how_to_quit_is_said_everywhere(gateway: Gateway) -> None:
+async def test_every_width_shows_how_to_quit(gateway: Gateway) -> None:
     done = CliRunner().invoke(main, ["top", "--help"])
     assert "Press q to quit" in done.output
     async with top(gateway.url, (30, 30)) as screen:
@@ -224,9 +224,7 @@ def test_quits_and_gives_the_screen_back(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP])
-def test_gives_the_screen_back_when_it_is_told_to_end(
-    gateway: Gateway, sent: signal.Signals
-) -> None:
+def test_signal_restores_the_screen(gateway: Gateway, sent: signal.Signals) -> None:
     with terminal("top", url=gateway.url) as screen:
         screen.expect("q quit")
         os.kill(screen.pid, sent)

@@ -91,7 +91,7 @@ def _everything(view: View, width: int) -> list[str]:
 
 def test_every_holder_of_memory_is_named_and_models_are_without_the_spares() -> None:
     head = " ".join(_plain(_view(_reading()).head(80)))
-    for told in (
+    for shown in (
         "Budget  12.0 GB",
         "held 3.0 GB, granted 4.0 GB",
         "Machine 16.0 GB",
@@ -103,7 +103,7 @@ def test_every_holder_of_memory_is_named_and_models_are_without_the_spares() -> 
         "stranded 1.0 GB",
         "available 6.0 GB",
     ):
-        assert told in head
+        assert shown in head
 
 
 def test_bars_are_in_proportion() -> None:
@@ -125,7 +125,7 @@ def test_a_bar_is_as_wide_as_it_should_be(sizes: list[int | None], width: int) -
     assert bar(parts, width).cell_len == width
 
 
-def test_what_is_not_known_yet_is_no_number() -> None:
+def test_unknown_figures_are_dashes() -> None:
     unknown = dict.fromkeys(
         ("budget_bytes", "footprint_bytes", "spare_bytes", "gateway_bytes", "other_bytes"), None
     )
@@ -188,16 +188,16 @@ def test_wide_screens_have_more_columns_and_narrow_ones_fewer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "fields", "told"),
+    ("kind", "fields", "shown"),
     [
         ("lend", {"change_bytes": 2 * GB}, "2.0 GB lent: it may hold 6.0 GB; 1.0 GB free"),
         ("recall", {"change_bytes": -GB}, "1.0 GB called back: it may hold 6.0 GB; 1.0 GB free"),
     ],
 )
-def test_loans_are_told_in_words(kind: str, fields: dict[str, Any], told: str) -> None:
+def test_loans_are_described_in_words(kind: str, fields: dict[str, Any], shown: str) -> None:
     fields = {**fields, "lent_bytes": GB, "limit_bytes": 6 * GB, "free_bytes": GB}
     happening = Happening(EventReading(1, 0.0, kind, "m"), fields)
-    assert happening.line(80).plain.endswith(f" m {told}")
+    assert happening.line(80).plain.endswith(f" m {shown}")
 
 
 def test_totals_of_requests_and_tokens() -> None:
@@ -205,19 +205,19 @@ def test_totals_of_requests_and_tokens() -> None:
     second = _model("b", active_requests=1, queue_depth=4, worker=WORKER)
     prompts = PromptCacheStatus(GB, 2 * GB, 50, 31, 0.62)
     reading = msgspec.structs.replace(_reading(first, second), prompt_cache=prompts)
-    told = "3 active, 4 waiting; 237 tokens/s; prompts 1.0 GB, 2.0 GB on disk, 62% cached"
-    assert f"Requests: {told}" in _plain(_view(reading).head(100))
+    shown = "3 active, 4 waiting; 237 tokens/s; prompts 1.0 GB, 2.0 GB on disk, 62% cached"
+    assert f"Requests: {shown}" in _plain(_view(reading).head(100))
 
 
-def test_what_is_kept_of_prompts_is_told_on_wide_screens() -> None:
-    kept = PromptCacheStatus(418_000_000, 2 * GB, 50, 31, 0.62)
-    view = _view(_reading(_model(worker=WORKER, prompt_cache=kept)))
+def test_wide_screens_show_cached_prompts() -> None:
+    cached = PromptCacheStatus(418_000_000, 2 * GB, 50, 31, 0.62)
+    view = _view(_reading(_model(worker=WORKER, prompt_cache=cached)))
     row = " ".join(_plain(view.rows(200))[0].split())
     assert "418 MB 2.0 GB 62%" in row
     assert _plain(view.head(200))[-1].split()[10:14] == ["prompts", "on", "disk", "cached"]
 
 
-def test_the_share_of_right_guesses_is_told_on_wide_screens() -> None:
+def test_wide_screens_show_the_share_of_right_guesses() -> None:
     guessing, other = _model("a", guesses=GuessesStatus(62, 38, 0.62)), _model("b")
     view = _view(_reading(guessing, other))
     assert "guesses" in _plain(view.head(200))[-1].split()
@@ -269,7 +269,7 @@ def test_the_tail_fits(text: str, width: int) -> None:
     assert tail == text or text.endswith(tail[1:])
 
 
-def test_what_was_seen_stays_while_the_gateway_is_away() -> None:
+def test_last_status_stays_while_the_gateway_is_away() -> None:
     view = View(URL)
     assert _plain(view.head(80)) == [f"Bulkhead at {URL}"]
     view.show_silence("Nobody answers.", 10.0)
@@ -287,7 +287,7 @@ def test_what_was_seen_stays_while_the_gateway_is_away() -> None:
     assert _plain(view.notice(80, 30.0)) == ["No answer for 0s, trying again. Gone."]
 
 
-def test_what_the_gateway_warns_of_comes_first() -> None:
+def test_warning_of_the_gateway_comes_first() -> None:
     view = _view(_reading(reason="the last starts did not end in order"))
     assert _plain(view.notice(80, 0.0)) == ["Careful: the last starts did not end in order"]
 
@@ -306,7 +306,7 @@ def test_events_are_shown_once_and_outlive_their_gateway() -> None:
 
 
 @pytest.mark.parametrize(
-    ("happening", "told"),
+    ("happening", "shown"),
     [
         (
             _happening(1, "state", before="ready", after="failed", cause="a fault", reason=None),
@@ -323,8 +323,8 @@ def test_events_are_shown_once_and_outlive_their_gateway() -> None:
         (_happening(1, "spare", None, change="ready"), "- spare change=ready"),
     ],
 )
-def test_an_event_is_one_line(happening: Happening, told: str) -> None:
-    assert happening.line(80).plain[9:] == told
+def test_an_event_is_one_line(happening: Happening, shown: str) -> None:
+    assert happening.line(80).plain[9:] == shown
 
 
 @pytest.mark.parametrize(

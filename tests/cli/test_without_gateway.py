@@ -9,11 +9,15 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from click.testing import CliRunner, Result
 
 from gateway.cli import main
+from gateway.cli.child_gateway import temporary_gateway
+from gateway.cli.client import KeyRefusedError
 from gateway.cli.pull import OutlookReading, PullReading, progress_line, time_left
+from gateway.system.state_dir import StateDir
 from tests.cli.terminal import started
 from tests.gateway.library.test_library import cached
 from tests.support.gateway import START_S, eventually
@@ -81,7 +85,7 @@ def test_folders_that_are_not_listed_are_shown(
     assert invoke("rm", "./here", "--yes").exit_code != 0
 
 
-def test_what_can_not_be_had() -> None:
+def test_pull_of_a_missing_model_fails() -> None:
     failed = invoke("pull", "org/nothing")
     assert (failed.exit_code, "There is no model org/nothing" in failed.stderr) == (1, True)
     assert invoke("pull", "nonsense").exit_code == 1
@@ -101,6 +105,47 @@ def test_ctrl_c_leaves_the_part_and_no_process(hub: Hub, tmp_path: Path) -> None
     hub.rate = None
     # Who still pulled it would have locked it.
     assert invoke("pull", SLOW).exit_code == 0
+
+
+def test_temporary_gateway_ends_with_a_killed_command(hub: Hub, tmp_path: Path) -> None:
+    hub.rate = 2e5
+    with started("pull", SLOW) as running:
+        eventually(
+            lambda: any(each.endswith(".incomplete") for each in left(tmp_path / "cache")), START_S
+        )
+        children = psutil.Process(running.pid).children(recursive=True)
+        assert any("--temporary" in child.cmdline() for child in children)
+        running.kill()
+        assert psutil.wait_procs(children, START_S)[1] == []
+    hub.rate = None
+
+
+def test_temporary_gateway_leaves_the_state_folder_to_serve(hub: Hub, tmp_path: Path) -> None:
+    hub.rate = 2e5
+    with started("pull", SLOW):
+        eventually(
+            lambda: any(each.endswith(".incomplete") for each in left(tmp_path / "cache")), START_S
+        )
+        lock = StateDir(tmp_path / "state")
+        lock.acquire()
+        lock.release()
+    hub.rate = None
+
+
+def test_temporary_gateway_refuses_requests_without_its_key() -> None:
+    with temporary_gateway() as gateway:
+        assert gateway.models() == []
+        with pytest.raises(KeyRefusedError):
+            gateway.with_key(None).models()
+
+
+def test_rm_without_a_gateway_fails_while_the_lock_is_held(tmp_path: Path) -> None:
+    assert invoke("pull", NAME).exit_code == 0
+    lock = StateDir(tmp_path / "state")
+    lock.acquire()
+    refused = invoke("rm", "small", "--yes")
+    lock.release()
+    assert (refused.exit_code, "which may have the model loaded" in refused.stderr) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -142,8 +187,8 @@ def test_the_line_of_progress(reading: PullReading, line: str) -> None:
 
 
 def test_time_left() -> None:
-    told = [time_left(each) for each in (0.4, 59.0, 61.0, 3599.0, 7800.0)]
-    assert told == ["0 s", "59 s", "1 min", "1 h 0 min", "2 h 10 min"]
+    shown = [time_left(each) for each in (0.4, 59.0, 61.0, 3599.0, 7800.0)]
+    assert shown == ["0 s", "59 s", "1 min", "1 h 0 min", "2 h 10 min"]
 
 
 def test_a_model_that_is_found_is_estimated_by_its_id(tmp_path: Path) -> None:

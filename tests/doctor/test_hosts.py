@@ -16,7 +16,7 @@ from gateway.doctor.network import judge_host, look_at_hosts
 from tests.support.gateway import Gateway, eventually
 
 GB = 1_000_000_000
-TOLD = HostBody(
+ANSWER = HostBody(
     api=API,
     version="1.0",
     hostname="studio2",
@@ -29,20 +29,20 @@ TOLD = HostBody(
 )
 
 
-def test_one_that_answers():
-    finding = judge_host("studio2", TOLD, None)
+def test_answering_agent_is_fine():
+    finding = judge_host("studio2", ANSWER, None)
     assert finding.severity is Severity.OK
     assert "60.0 GB of 100 GB is free, 2 ranks run" in finding.evidence
 
 
-def test_one_that_does_not():
+def test_silent_agent_is_an_error():
     finding = judge_host("studio2", "no route to host", None)
     assert finding.severity is Severity.ERROR
     assert "bulkhead agent" in str(finding.remedy)
 
 
-def test_one_of_another_version():
-    finding = judge_host("studio2", TOLD, "studio2 has other versions.")
+def test_agent_of_another_version_is_an_error():
+    finding = judge_host("studio2", ANSWER, "studio2 has other versions.")
     assert finding.severity is Severity.ERROR
     assert "same version" in str(finding.remedy)
 
@@ -64,22 +64,24 @@ def test_each_is_asked(tmp_path: Path):
     assert finding.severity is Severity.OK
 
 
-def test_one_that_answers_here_and_not_the_gateway(monkeypatch: pytest.MonkeyPatch):
+def test_agent_that_answers_only_the_doctor_is_an_error(monkeypatch: pytest.MonkeyPatch):
     async def answers(name: str, _settings: object) -> Finding:
-        return judge_host(name, TOLD, None)
+        return judge_host(name, ANSWER, None)
 
     monkeypatch.setattr("gateway.doctor.network._look", answers)
     running = SimpleNamespace(unreached={"studio2": "no route to host"})
     settings = SimpleNamespace(hosts={"studio2": None, "studio3": None})
     installation = SimpleNamespace(settings=settings, running=lambda: running)
-    kept, free = look_at_hosts(installation)  # type: ignore[arg-type]
-    assert (kept.severity, kept.subject) == (Severity.ERROR, "studio2")
-    assert "not the running gateway: no route to host." in kept.evidence
-    assert "LaunchAgent" in str(kept.remedy)
+    denied, free = look_at_hosts(installation)  # type: ignore[arg-type]
+    assert (denied.severity, denied.subject) == (Severity.ERROR, "studio2")
+    assert "not the running gateway: no route to host." in denied.evidence
+    assert "LaunchAgent" in str(denied.remedy)
     assert free.severity is Severity.OK
 
 
-def test_what_the_gateway_that_runs_says(start_gateway: Callable[..., Gateway], tmp_path: Path):
+def test_reason_of_the_running_gateway_counts(
+    start_gateway: Callable[..., Gateway], tmp_path: Path
+):
     config = f'[hosts.gone]\nurl = "https://127.0.0.1:1"\nkey_file = "{tmp_path}/key"\n'
     (tmp_path / "key").write_text("secret")
     (tmp_path / "key").chmod(0o600)

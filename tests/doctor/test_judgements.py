@@ -242,7 +242,7 @@ class TestService:
         assert found.severity is Severity.OK
         assert "another account" in found.evidence
 
-    def test_what_will_go_wrong_later(self) -> None:
+    def test_later_faults_are_warnings(self) -> None:
         (found,) = self._judge(mistake="x.toml:1: no")
         assert found.evidence == "/x.service will not start again: x.toml:1: no"
         (found,) = self._judge(needed_stop_s=200)
@@ -278,17 +278,17 @@ class TestErrands:
         path.chmod(0o755)
         return str(path)
 
-    def test_one_that_hangs_is_ended_and_what_it_said_stays(self, tmp_path: Path) -> None:
+    def test_hanging_errand_is_ended_and_its_lines_stay(self, tmp_path: Path) -> None:
         python = self._interpreter(tmp_path, "echo '{}'; exec sleep 100")
         outcome = run_errand("examine", Examine(()), python, 1.0)
         assert outcome == ErrandOutcome((b"{}",), "it took longer than 1 s")
 
-    def test_one_that_dies(self, tmp_path: Path) -> None:
+    def test_dead_errand_names_its_signal(self, tmp_path: Path) -> None:
         python = self._interpreter(tmp_path, "kill -SEGV $$")
         outcome = run_errand("examine", Examine(()), python, 30.0)
         assert outcome == ErrandOutcome((), "the process died by SIGSEGV")
 
-    def test_one_that_explains_itself(self, tmp_path: Path) -> None:
+    def test_failed_errand_has_its_last_line(self, tmp_path: Path) -> None:
         python = self._interpreter(tmp_path, "echo 'Error: no.' >&2; exit 3")
         assert run_errand("examine", Examine(()), python, 30.0).failure == "Error: no"
 
@@ -296,7 +296,7 @@ class TestErrands:
         failure = run_errand("examine", Examine(()), "/nowhere", 30.0).failure
         assert failure == "/nowhere can't be run: No such file or directory"
 
-    def test_what_libraries_print_is_no_answer(self, tmp_path: Path) -> None:
+    def test_prints_of_libraries_are_no_answer(self, tmp_path: Path) -> None:
         python = self._interpreter(tmp_path, f'exec {sys.executable} -X importtime "$@"')
         outcome = run_errand("examine", Examine(()), python, 60.0)
         assert (len(outcome.lines), outcome.failure) == (1, None)
@@ -329,7 +329,7 @@ class TestThroughput:
         assert found.severity is Severity.WARNING
         assert found.evidence.startswith("demo reads 8,000 tokens at 500 tokens/s in the gateway")
 
-    def test_little_is_said_of_a_busy_machine(self) -> None:
+    def test_busy_machine_proves_little(self) -> None:
         for beside, busy in ((3, 0.0), (0, 0.9)):
             found = judge_throughput(SpeedComparison("demo", 11, 87, beside, busy), ("system",))
             assert found.severity is Severity.WARNING

@@ -17,8 +17,8 @@ from gateway.cli import doctor
 from gateway.doctor import errands as process
 from gateway.doctor import mac, mac_memory, mac_processes
 from gateway.doctor.errands import Probe, ProbeError
+from gateway.doctor.finding import Observation
 from gateway.doctor.mac import PROBES, MacProbe, Row, anonymous, line, rows
-from gateway.doctor.seen import Seen
 from gateway.system.memory import footprint
 from protocol.errands import (
     AttentionPeak,
@@ -136,18 +136,18 @@ def test_nothing_private_is_in_the_report(text: str, left: str) -> None:
     assert anonymous(text, "anns-mac.local", "/Users/Ann Bee") == left
 
 
-def _probe(name: str, look: Callable[[float], Iterator[Seen]]) -> MacProbe:
+def _probe(name: str, look: Callable[[float], Iterator[Observation]]) -> MacProbe:
     return MacProbe(name, "it is so", "gateway/doctor/mac.py", look)
 
 
-def _seen(_within_s: float) -> Iterator[Seen]:
-    yield Seen("it was so", True)
+def _seen(_within_s: float) -> Iterator[Observation]:
+    yield Observation("it was so", True)
 
 
-def test_what_fails_keeps_none_of_the_others(worker: Callable[[str], None]) -> None:
+def test_failed_probe_leaves_the_others(worker: Callable[[str], None]) -> None:
     worker("raise SystemExit('no GPU, says /Users/ann/x.py')")
 
-    def defect(_within_s: float) -> Iterator[Seen]:
+    def defect(_within_s: float) -> Iterator[Observation]:
         raise ZeroDivisionError("by a time of 0")
         yield
 
@@ -186,8 +186,8 @@ def test_the_page_and_its_json(monkeypatch: pytest.MonkeyPatch) -> None:
     page = CliRunner().invoke(doctor.doctor_command, ["--mac"])
     assert (page.exit_code, page.output.splitlines()[0]) == (0, "### Head")
     assert [each[:8] for each in page.output.splitlines()[1:]] == ["| first ", "| last |"]
-    told = CliRunner().invoke(doctor.doctor_command, ["--mac", "--json"])
-    assert json.loads(told.output)["probes"][1] == {
+    shown = CliRunner().invoke(doctor.doctor_command, ["--mac", "--json"])
+    assert json.loads(shown.output)["probes"][1] == {
         "probe": "last",
         "assumed": "it is so",
         "seen": "it was so",
@@ -211,7 +211,7 @@ class TestMemory:
         # Where memory can't be locked, the row isn't judged.
         assert seen.holds is not False, seen.text
 
-    def test_what_stays_taken_differs(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_memory_that_stays_taken_differs(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """As the wired pages of a killed process have stayed on some Macs."""
         monkeypatch.setattr(mac_memory, "_WATCHED_S", 0.2)
         readings = [0, *(100 * MB for _ in range(1000))]
@@ -246,7 +246,7 @@ class TestProcesses:
         program.chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path))
         (seen,) = mac_processes.look_at_launchctl(LONG_S)
-        assert seen == Seen(
+        assert seen == Observation(
             f"gui {gui}, user 0, system 0, in a session of the kind Background", holds
         )
 

@@ -22,7 +22,7 @@ from gateway.doctor.installation import Installation
         ),
     ],
 )
-def test_where_pulls_go(
+def test_model_cache_must_be_writable(
     cache: str, severity: str, evidence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "there").mkdir()

@@ -24,7 +24,7 @@ from tests.support.faults import sitecustomize
 from tests.support.folders import short_folder
 
 
-def _kept_back(folder: Path, site: Path) -> dict[str, str]:
+def _withheld(folder: Path, site: Path) -> dict[str, str]:
     """An environment in which the system keeps a folder from every program of ours."""
     code = f"""
     import builtins, errno, io
@@ -51,12 +51,12 @@ def _plant(machine: Machine) -> None:
     StartRecord(state_dir.starts_path, time.time())
     certificate, key = write_certificate(machine.home)
     key.chmod(0o644)
-    kept = machine.home / "Desktop" / "llama"
-    shutil.copytree(DEMO_FOLDER, kept)
+    withheld = machine.home / "Desktop" / "llama"
+    shutil.copytree(DEMO_FOLDER, withheld)
     cache = machine.home / "cache"
     cache.touch()
     # A model is known by where it really is.
-    denied = _kept_back(kept.resolve(), machine.home / "site")
+    denied = _withheld(withheld.resolve(), machine.home / "site")
     machine.environment = {"HF_HUB_CACHE": str(cache)} | denied
     machine.configure(
         "[gateway]",
@@ -70,7 +70,7 @@ def _plant(machine: Machine) -> None:
         'path = "demo"',
         'adapter = "/Volumes/other disk/lora"',
         "[models.kept]",
-        f'path = "{kept}"',
+        f'path = "{withheld}"',
         "[models.good]",
         'path = "demo"',
     )

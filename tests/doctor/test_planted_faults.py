@@ -169,7 +169,7 @@ class TestGateway:
             f"The gateway has read {running.config_path}, and the doctor {machine.config}."
         )
 
-    def test_a_stale_lock_that_another_process_has_kept(self, machine: Machine) -> None:
+    def test_stale_lock_that_another_process_has_open(self, machine: Machine) -> None:
         machine.state_dir.mkdir()
         ended = subprocess.Popen(["true"])
         ended.wait()
@@ -435,7 +435,7 @@ class TestModel:
             ("109MB", "warning", ("Its context of 4,096 tokens doesn't fit",)),
         ],
     )
-    def test_one_that_does_not_fit(
+    def test_model_that_does_not_fit_is_an_error(
         self, budget: str, expected: str, parts: tuple[str, ...], machine: Machine
     ) -> None:
         found = machine.fault("--model", f"{DEMO_FOLDER}=tiny", "--memory-budget", budget)

@@ -112,7 +112,7 @@ def test_servers_that_are_no_good(tmp_path: Path) -> None:
     assert "(a server): 2 models." in evidence["vllm"]
 
 
-def test_one_that_is_the_gateway_itself(tmp_path: Path) -> None:
+def test_upstream_that_is_the_gateway_itself_is_an_error(tmp_path: Path) -> None:
     gateway = Gateway(config="")
     try:
         here = gateway.url.replace("127.0.0.1", "localhost")
@@ -124,7 +124,7 @@ def test_one_that_is_the_gateway_itself(tmp_path: Path) -> None:
         gateway.stop()
 
 
-def test_what_the_running_gateway_says_of_it(
+def test_refusal_by_the_running_gateway_is_an_error(
     start_gateway: Callable[..., Gateway], tmp_path: Path
 ) -> None:
     port = free_port()

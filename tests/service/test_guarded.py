@@ -33,17 +33,17 @@ def _remark(
     return guarded_remark(settings, define(account, settings, file, {}, system=False), file)
 
 
-def test_what_somebody_has_to_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_guarded_folders_have_a_remark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", "/Users/you/.cache/huggingface/hub")
     assert (
         _remark("/Users/you/models/llama", "owner/name", "demo", discover=("huggingface",)) is None
     )
-    told = _remark("/Volumes/Models/llama", "/Users/you/Desktop/qwen", "/Users/you/Desktops/x")
-    assert told is not None
-    assert told.startswith(
+    shown = _remark("/Volumes/Models/llama", "/Users/you/Desktop/qwen", "/Users/you/Desktops/x")
+    assert shown is not None
+    assert shown.startswith(
         "macOS may keep the service from /Users/you/Desktop/qwen, /Volumes/Models/llama, and asks"
     )
-    assert program() in told
+    assert program() in shown
     assert "/Volumes/Models" in str(_remark(discover=("/Volumes/Models",)))
     monkeypatch.setenv("HF_HUB_CACHE", "/Volumes/Models/hub")
     assert "/Volumes/Models/hub" in str(_remark("owner/name"))
@@ -59,10 +59,10 @@ def test_an_environment_a_checkout_and_a_configuration_are_read_too(
     assert f"the state folder /Users/you/{drive}/state" in str(_remark(state=f"{drive}/state"))
     monkeypatch.setattr(sys, "prefix", "/Users/you/Documents/bulkhead/.venv")
     monkeypatch.setattr(status, "_CODE", Path("/Users/you/Documents/bulkhead/gateway"))
-    told = str(_remark())
-    assert "the environment /Users/you/Documents/bulkhead/.venv" in told
-    assert "the program in /Users/you/Documents/bulkhead/gateway" in told
-    assert "Move that elsewhere, for example to /Users/you/bulkhead," in told
+    shown = str(_remark())
+    assert "the environment /Users/you/Documents/bulkhead/.venv" in shown
+    assert "the program in /Users/you/Documents/bulkhead/gateway" in shown
+    assert "Move that elsewhere, for example to /Users/you/bulkhead," in shown
 
 
 def test_links_are_followed(tmp_path: Path) -> None:

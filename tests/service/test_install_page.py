@@ -80,7 +80,7 @@ def _called(words: list[str]) -> str | None:
 
 
 @pytest.mark.parametrize("system", ["Mac", "Linux"])
-def test_what_the_install_page_calls_is_on_path(system: str) -> None:
+def test_commands_of_the_install_page_are_on_path(system: str) -> None:
     """By every way of installing, before the first call."""
     introduction, *sections = re.split(r"^## ", PAGE, flags=re.MULTILINE)
     text = introduction + "".join(

@@ -6,7 +6,7 @@ from pathlib import Path
 from gateway.service.definition import lasting
 
 
-def test_one_of_homebrews_is_named_by_the_link_that_stays(tmp_path: Path) -> None:
+def test_interpreter_of_homebrew_is_named_by_its_lasting_link(tmp_path: Path) -> None:
     python = tmp_path / "Cellar" / "bulkhead" / "1.0" / "libexec" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.touch()

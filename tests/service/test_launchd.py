@@ -69,9 +69,9 @@ class Case:
     def __init__(self, account: Owner, config: Path) -> None:
         self.config = config
         self.account = account
-        self.said: list[str] = []
-        self.manager = Launchd(account, self.said.append, system=False)
-        self.service = Service(self.manager, self.said.append)
+        self.complaint: list[str] = []
+        self.manager = Launchd(account, self.complaint.append, system=False)
+        self.service = Service(self.manager, self.complaint.append)
 
     @property
     def settings(self) -> Settings:
@@ -88,7 +88,7 @@ class Case:
 
     @property
     def text(self) -> str:
-        return "\n".join(self.said)
+        return "\n".join(self.complaint)
 
     def install(self) -> int:
         self.service.install(self.definition, self.settings)
@@ -178,7 +178,7 @@ def test_a_life_in_launchd(case: Case, managers: ServiceManagers) -> None:
     assert status.running_version == status.installed_version is not None
     assert status.warnings == []
 
-    case.said.clear()
+    case.complaint.clear()
     managers.forget_calls()
     assert case.install() == first
     assert "there is nothing to do" in case.text
@@ -204,13 +204,13 @@ def test_a_life_in_launchd(case: Case, managers: ServiceManagers) -> None:
     case.service.start()
     assert case.pid is not None
     case.service.start()
-    assert "It runs already" in case.said[-1]
+    assert "It runs already" in case.complaint[-1]
     case.service.uninstall()
     assert case.pid is None
     assert not case.manager.path.exists()
     assert [each for each in managers.calls if each[0] != "print"][-1] == ["bootout", target]
     case.service.uninstall()
-    assert "There is no service" in case.said[-1]
+    assert "There is no service" in case.complaint[-1]
     assert not managers.booted_out_running
     assert not any("-k" in each for each in managers.calls)
 
@@ -295,13 +295,13 @@ def test_an_agent_and_a_daemon(
     account: Owner, config: Path, managers: ServiceManagers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second is refused; where both are there, each tells of the other."""
-    said: list[str] = []
-    users = Launchd(account, said.append, system=False, root=account.home / "root")
+    printed: list[str] = []
+    users = Launchd(account, printed.append, system=False, root=account.home / "root")
     settings = read_settings(Flags(config=config, state_dir=account.home / "state"), {})
     daemon = users.other
     daemon.path.parent.mkdir(parents=True)
     daemon.path.write_bytes(daemon.render(define(account, settings, config, {}, system=True)))
-    service = Service(users, said.append)
+    service = Service(users, printed.append)
     with pytest.raises(ServiceError, match="There is a service of the system already") as refused:
         service.install(define(account, settings, config, {}, system=False), settings)
     assert "`sudo bulkhead service uninstall --system`" in str(refused.value)
@@ -315,7 +315,7 @@ def test_an_agent_and_a_daemon(
     monkeypatch.setattr(os, "geteuid", lambda: 501)
     service.uninstall()
     assert users.files == []
-    assert "`sudo bulkhead service uninstall --system` removes it." in said[-1]
+    assert "`sudo bulkhead service uninstall --system` removes it." in printed[-1]
     assert daemon.files == [daemon.path]
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     service.uninstall()
@@ -343,7 +343,7 @@ def test_uninstall_where_launchd_cannot_be_asked(case: Case, managers: ServiceMa
     managers.fail("", 125, "Domain does not support specified action", times=9)
     case.service.uninstall()
     assert not case.manager.path.exists()
-    assert f"Its gateway still runs: `kill {pid}` ends it in order." in case.said
+    assert f"Its gateway still runs: `kill {pid}` ends it in order." in case.complaint
 
 
 def test_a_bootstrap_that_does_nothing_is_no_success(case: Case, managers: ServiceManagers) -> None:
@@ -374,7 +374,7 @@ def test_a_login_that_ends_within_the_bootstrap(
 def test_a_dry_run_changes_nothing(account: Owner, config: Path, managers: ServiceManagers) -> None:
     manager = Launchd(account, print, system=False)
     for domain in (f"gui/{account.uid}", f"user/{account.uid}"):
-        assert manager.beginning() == [
+        assert manager.start_commands() == [
             f"launchctl enable {domain}/{LABEL}",
             f"launchctl bootstrap {domain} {manager.path}",
         ]
@@ -386,7 +386,7 @@ def test_a_mistake_in_the_configuration_is_not_started_again(account: Owner, con
     """launchd tries again after every exit but one with 0, and tells no statuses apart."""
     keys = _plist(account, config, system=False)
     assert keys["KeepAlive"] == {"SuccessfulExit": False}
-    for content, told in (
+    for content, shown in (
         ("[gateway]\nprot = 1\n", "did you mean port?"),
         ("[models]\ndiscover = []\n", "No model"),
     ):
@@ -400,7 +400,7 @@ def test_a_mistake_in_the_configuration_is_not_started_again(account: Owner, con
             check=False,
         )
         assert done.returncode == 0
-        assert told in done.stderr
+        assert shown in done.stderr
         assert "The service stays down until `bulkhead service start`." in done.stderr
 
 
@@ -420,7 +420,7 @@ def test_a_job_that_is_there_already(case: Case, managers: ServiceManagers) -> N
     pid = eventually(lambda: case.pid)
     managers.fail("print", 113, "Could not find service")
     managers.forget_calls()
-    assert case.manager.begin() is None
+    assert case.manager.start() is None
     assert "kickstart" in [each[0] for each in managers.calls]
     assert case.pid == pid
 
@@ -437,16 +437,16 @@ def test_a_job_that_went_away_before_the_kickstart(case: Case, managers: Service
     assert case.pid is not None
 
 
-def test_another_failure_is_told_in_launchctls_words(case: Case, managers: ServiceManagers) -> None:
+def test_other_failure_has_the_words_of_launchctl(case: Case, managers: ServiceManagers) -> None:
     managers.fail("bootstrap", 78, "Bootstrap failed: 78: Function not implemented")
     with pytest.raises(ServiceError, match="78: Function not implemented"):
         case.install()
 
 
-def test_a_gateway_that_fails_is_told_with_its_last_words(
+def test_failed_gateway_has_its_last_lines(
     case: Case, managers: ServiceManagers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_module, "_AFTER_LAST_WORDS_S", 0.5)
+    monkeypatch.setattr(service_module, "_AFTER_OUTPUT_S", 0.5)
     case.config.write_text(case.config.read_text().replace('"demo"', '"/no/such/folder"'))
     with pytest.raises(ServiceError, match="There is no model folder /no/such/folder"):
         case.install()
@@ -502,10 +502,10 @@ def test_a_state_folder_that_is_in_use(
 def test_a_daemon_in_the_systems_domain(
     account: Owner, config: Path, managers: ServiceManagers
 ) -> None:
-    said: list[str] = []
-    manager = Launchd(account, said.append, system=True, root=account.home)
+    printed: list[str] = []
+    manager = Launchd(account, printed.append, system=True, root=account.home)
     settings = read_settings(Flags(config=config, state_dir=account.home / "state"), {})
-    service = Service(manager, said.append)
+    service = Service(manager, printed.append)
     service.install(define(account, settings, config, {}, system=True), settings)
     path = account.home / "Library" / "LaunchDaemons" / f"{LABEL}.plist"
     assert ["bootstrap", "system", str(path)] in managers.calls
@@ -577,7 +577,9 @@ def test_the_stand_in_knows_who_lives_without_a_proc(tmp_path: Path) -> None:
         gone = subprocess.run(
             [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True
         )
-        said = subprocess.check_output([sys.executable, "-c", asks, gone.stdout.decode().strip()])
+        printed = subprocess.check_output(
+            [sys.executable, "-c", asks, gone.stdout.decode().strip()]
+        )
         assert process.stdin is not None
         process.stdin.close()
-    assert said.split() == [b"True", b"False"]
+    assert printed.split() == [b"True", b"False"]

@@ -123,7 +123,7 @@ def test_odd_paths_survive(account: Owner, config: Path) -> None:
     assert done is None or done.stderr == ""
 
 
-def test_what_the_unit_starts_speaks_with_systemd(account: Owner, config: Path) -> None:
+def test_started_unit_speaks_with_systemd(account: Owner, config: Path) -> None:
     """Its command, with a socket where systemd would listen."""
     service = _sections(_rendered(account, config, system=False))["Service"]
     variables = dict(each.split("=", 1) for each in shlex.split(service["Environment"]))
@@ -149,8 +149,8 @@ def test_what_the_unit_starts_speaks_with_systemd(account: Owner, config: Path) 
             assert [systemd.recv(65536) for _ in range(3)] == [b"WATCHDOG=1"] * 3
             assert service_pid(account.home / "state") == process.pid
             process.send_signal(signal.SIGTERM)
-            while b"STOPPING=1" not in (told := systemd.recv(65536)):
-                assert told == b"WATCHDOG=1"
+            while b"STOPPING=1" not in (shown := systemd.recv(65536)):
+                assert shown == b"WATCHDOG=1"
             assert process.wait(120) == 0
         finally:
             process.kill()

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from gateway.access.caller import Caller, NeededKey
 from gateway.access.keys import ApiKeys
-from gateway.clients.connection import Connection
+from gateway.clients.agents import Connection
 from gateway.clients.lines import Lines, all_lines
 from gateway.config.model_settings import ModelSettings
 from gateway.http.operator.status import model_status, state_of

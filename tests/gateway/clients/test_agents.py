@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.clients.agents import AGENTS
-from gateway.clients.connection import Connection
+from gateway.clients.agents import AGENTS, Connection
 from gateway.clients.lines import EDITORS, all_lines
 
 CONNECTION = Connection("http://127.0.0.1:8642", "owner/qwen", 65_536, "sk-bh-secret")
@@ -49,19 +48,19 @@ def test_claude_is_led_to_the_gateway_alone() -> None:
 def test_arguments_of_codex_are_toml() -> None:
     setup = AGENTS["codex"].setup(CONNECTION)
     assert set(setup.arguments[::2]) == {"-c"}
-    told = tomllib.loads("\n".join(setup.arguments[1::2]))
-    assert (told["model"], told["model_context_window"]) == ("owner/qwen", 65_536)
-    provider = told["model_providers"][told["model_provider"]]
+    shown = tomllib.loads("\n".join(setup.arguments[1::2]))
+    assert (shown["model"], shown["model_context_window"]) == ("owner/qwen", 65_536)
+    provider = shown["model_providers"][shown["model_provider"]]
     assert provider["base_url"] == "http://127.0.0.1:8642/v1"
     assert setup.environment[provider["env_key"]] == "sk-bh-secret"
 
 
 def test_opencode_gets_a_configuration_by_a_variable() -> None:
     setup = AGENTS["opencode"].setup(CONNECTION)
-    told = json.loads(setup.environment["OPENCODE_CONFIG_CONTENT"])
-    provider, _, model = told["model"].partition("/")
-    assert told["small_model"] == told["model"]
-    found = told["provider"][provider]
+    shown = json.loads(setup.environment["OPENCODE_CONFIG_CONTENT"])
+    provider, _, model = shown["model"].partition("/")
+    assert shown["small_model"] == shown["model"]
+    found = shown["provider"][provider]
     assert found["options"]["baseURL"] == "http://127.0.0.1:8642/v1"
     assert found["models"][model]["limit"] == {"context": 65_536, "output": 16_384}
 
@@ -82,10 +81,10 @@ def test_lines_do_the_same_in_a_shell(agent: Any, tmp_path: Path) -> None:
         text=True,
         check=True,
     )
-    said = done.stdout.split("\0")[:-1]
+    printed = done.stdout.split("\0")[:-1]
     setup = agent.setup(hostile)
-    assert tuple(said[len(said) - len(setup.arguments) :]) == setup.arguments
-    found = dict(each.split("=", 1) for each in said[: len(said) - len(setup.arguments)])
+    assert tuple(printed[len(printed) - len(setup.arguments) :]) == setup.arguments
+    found = dict(each.split("=", 1) for each in printed[: len(printed) - len(setup.arguments)])
     assert setup.environment.items() <= found.items()
     assert not set(setup.removed) & set(found)
 

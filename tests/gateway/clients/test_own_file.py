@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.clients.agents import AGENTS
-from gateway.clients.connection import Connection
+from gateway.clients.agents import AGENTS, Connection
 from gateway.clients.own_file import OwnFileError, undo, write
 
 CONNECTION = Connection("http://127.0.0.1:8642", "owner/qwen", 65_536)
@@ -78,14 +77,14 @@ def test_a_file_that_is_no_json_object_is_left_alone(content: str, tmp_path: Pat
 
 
 def test_a_link_stays_a_link(tmp_path: Path) -> None:
-    kept = tmp_path / "dotfiles" / "settings.json"
-    put(kept, {"theme": "dark"})
+    remaining = tmp_path / "dotfiles" / "settings.json"
+    put(remaining, {"theme": "dark"})
     link = tmp_path / "claude" / "settings.json"
     link.parent.mkdir()
-    link.symlink_to(kept)
+    link.symlink_to(remaining)
     write(AGENTS["claude"], CONNECTION, places(tmp_path))
     assert link.is_symlink()
-    assert "ANTHROPIC_BASE_URL" in kept.read_text()
+    assert "ANTHROPIC_BASE_URL" in remaining.read_text()
 
 
 def test_codex_has_a_profile_of_its_own(tmp_path: Path) -> None:
