@@ -16,18 +16,18 @@ def _asked(query: str) -> Request:
 
 
 @pytest.mark.parametrize(("query", "limit"), [("", 20), ("limit=1", 1), ("limit=100", 100)])
-def test_limit_is_read(query: str, limit: int) -> None:
+def test_limits(query: str, limit: int) -> None:
     assert read_limit(_asked(query)) == limit
 
 
 @pytest.mark.parametrize("text", ["0", "101", "-1", "x", ""])
-def test_impossible_limit_is_refused(text: str) -> None:
+def test_limits_that_cannot_be(text: str) -> None:
     with pytest.raises(Refusal, match="limit is ") as raised:
         read_limit(_asked(f"limit={text}"))
     assert (raised.value.status, raised.value.param) == (400, "limit")
 
 
-def test_order_is_read() -> None:
+def test_orders() -> None:
     for default in (False, True):
         assert reads_newest_first(_asked(""), default=default) is default
         assert reads_newest_first(_asked("order=desc"), default=default)
@@ -36,7 +36,7 @@ def test_order_is_read() -> None:
             reads_newest_first(_asked("order=zzz"), default=default)
 
 
-def test_flag_is_read() -> None:
+def test_flags() -> None:
     for query, flag in (("", False), ("stream=true", True), ("stream=1", True)):
         assert read_flag(_asked(query), "stream") is flag
     for query in ("stream=false", "stream=0", "stream=False"):
@@ -46,7 +46,7 @@ def test_flag_is_read() -> None:
             read_flag(_asked(query), "stream")
 
 
-def test_trailing_slash_is_no_id() -> None:
+def test_a_slash_at_the_end_is_no_id() -> None:
     path = "/v1/chat/completions"
 
     def taken(path: str) -> bool:
