@@ -134,6 +134,7 @@ def test_a_server_is_asked_on_its_own_paths_and_no_others(gateway: Gateway) -> N
     names = {each.lower() for each in got["headers"]}
     assert "accept-language" in names
     assert not names & {"cookie", "x-original-url"}
+    assert got["headers"]["x-request-id"] == answer.headers["x-request-id"]
     kind, key = got["headers"]["authorization"].split()
     assert (kind, len(key)) == ("Bearer", 43), "a key of this start, and not the client's"
     for other in ("plain/health", "plain/ownership", "no/own", "plain/%2fown", "plain%2f..%2fown"):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.e2e.test_passed_on import Provider, running
-from tests.gateway.http.test_form_parts import FILE, form
+from tests.gateway.http.passing.test_form_parts import FILE, form
 from tests.support.commands import serving, table
 from tests.support.gateway import Gateway, eventually
 from tests.support.raw_http import connect, post, read_all, send

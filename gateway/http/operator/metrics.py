@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import resource
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
 import psutil
@@ -32,7 +31,6 @@ from gateway.http.wire.openapi import Operation, Routes
 from gateway.models.fleet import Fleet, Phase
 from gateway.models.lifecycle import State
 from gateway.models.model_supervisor import ModelSupervisor
-from gateway.requests.use import ModelMeter
 from gateway.system.lane import Lane
 from gateway.system.refusal import Refusal
 from gateway.system.tasks import Histogram
@@ -57,114 +55,85 @@ _MEMORY: Final = {
     "card_total_bytes": "Memory of the card that workers compute on.",
     "card_available_bytes": "Memory that the card could give now.",
 }
-# Fields of a model's status: the names of their metrics, and what they are.
-_MODEL: Final = {
-    "active_requests": ("num_requests_running", "Requests that run in a worker."),
-    "queue_depth": ("num_requests_waiting", "Requests in the queue, parked ones among them."),
-    "oldest_waiting_s": (
+# The names of metrics, the fields of a model's status that they show, and what they are.
+_MODEL: Final = (
+    ("num_requests_running", "active_requests", "Requests that run in a worker."),
+    ("num_requests_waiting", "queue_depth", "Requests in the queue, parked ones among them."),
+    (
         "oldest_waiting_request_age_seconds",
+        "oldest_waiting_s",
         "Time since the oldest request in the queue arrived.",
     ),
-    "estimate_bytes": (
+    (
         "model_estimate_bytes",
+        "estimate_bytes",
         "Estimate of the model's memory, from its files and its earlier workers.",
     ),
-    "floor_bytes": (
-        "model_floor_bytes",
-        "Memory that stays with the model while it is loaded.",
-    ),
-    "lent_bytes": ("model_lent_bytes", "Memory that is lent to the model beyond its floor."),
-    "returning_bytes": (
+    ("model_floor_bytes", "floor_bytes", "Memory that stays with the model while it is loaded."),
+    ("model_lent_bytes", "lent_bytes", "Memory that is lent to the model beyond its floor."),
+    (
         "model_returning_bytes",
+        "returning_bytes",
         "Memory that was called back from the model, and that it still holds.",
     ),
-    "wanted_bytes": (
+    (
         "model_wanted_bytes",
+        "wanted_bytes",
         "Memory with which no request of the model would wait for memory.",
     ),
-    "context_tokens": (
+    (
         "model_context_tokens",
+        "context_tokens",
         "The context in force: the longest prompt with its answer, in tokens.",
     ),
-}
+)
 # The same for the status of a worker.
-_WORKER: Final = {
-    "footprint_bytes": ("worker_footprint_bytes", "Memory that the model's worker holds."),
-    "peak_footprint_bytes": (
-        "worker_peak_footprint_bytes",
-        "The most memory that the worker held.",
-    ),
-    "granted_bytes": (
-        "worker_granted_bytes",
-        "Memory that the worker may hold: floor and loan.",
-    ),
-    "weight_bytes": ("worker_weight_bytes", "Memory of the model's weights in the worker."),
-    "cache_bytes": (
-        "worker_cache_bytes",
-        "Memory of the caches of running sequences, and of a step.",
-    ),
-    "buffer_bytes": ("worker_buffer_bytes", "Memory of buffers that MLX keeps for later."),
-    "last_step_age_s": (
-        "worker_last_step_age_seconds",
+_WORKER: Final = (
+    ("footprint_bytes", "footprint_bytes", "Memory that the model's worker holds."),
+    ("peak_footprint_bytes", "peak_footprint_bytes", "The most memory that the worker held."),
+    ("granted_bytes", "granted_bytes", "Memory that the worker may hold: floor and loan."),
+    ("weight_bytes", "weight_bytes", "Memory of the model's weights in the worker."),
+    ("cache_bytes", "cache_bytes", "Memory of the caches of running sequences, and of a step."),
+    ("buffer_bytes", "buffer_bytes", "Memory of buffers that MLX keeps for later."),
+    (
+        "last_step_age_seconds",
+        "last_step_age_s",
         "Time since the last step of the worker's engine.",
     ),
-}
-_COUNTERS: Final[Mapping[str, tuple[str, Callable[[ModelSupervisor], int]]]] = {
-    "prompt_tokens": (
-        "Tokens of prompts whose answer has begun.",
-        lambda model: model.traffic.meter.prompt_tokens,
-    ),
-    "generation_tokens": (
-        "Tokens that were generated.",
-        lambda model: model.traffic.meter.generated_tokens,
-    ),
-    "prefix_cache_queries": (
-        "Tokens of prompts that were answered.",
-        lambda model: model.traffic.prompt_tokens,
-    ),
-    "prefix_cache_hits": (
+)
+# The same for the counters of a key, and for the histograms of a model's meter.
+_KEYS: Final = (
+    ("requests", "requests", "Requests under the key that have ended."),
+    ("prompt_tokens", "prompt_tokens", "Tokens of prompts under the key."),
+    (
+        "cached_tokens",
+        "cached_tokens",
         "Of these, the tokens that were found in the prompt cache.",
-        lambda model: model.traffic.cached_tokens,
     ),
-    "requests_parked": (
-        "Requests that lost their worker, or were paused.",
-        lambda model: model.traffic.meter.parked,
-    ),
-    "requests_resumed": (
-        "Requests that went on in another worker.",
-        lambda model: model.traffic.meter.resumed,
-    ),
-}
-_HISTOGRAMS: Final[Mapping[str, tuple[str, Callable[[ModelMeter], Histogram]]]] = {
-    "time_to_first_token_seconds": (
+    ("generation_tokens", "completion_tokens", "Tokens that were generated under the key."),
+)
+_HISTOGRAMS: Final = (
+    (
+        "time_to_first_token_seconds",
+        "first_token_s",
         "From a request's arrival to the first token.",
-        lambda meter: meter.first_token_s,
     ),
-    "inter_token_latency_seconds": (
+    (
+        "inter_token_latency_seconds",
+        "between_tokens_s",
         "Between two tokens of an answer, as they come from the worker.",
-        lambda meter: meter.between_tokens_s,
     ),
-    "request_queue_time_seconds": (
+    (
+        "request_queue_time_seconds",
+        "queue_s",
         "From a request's arrival until a worker had it, with a load.",
-        lambda meter: meter.queue_s,
     ),
-    "model_load_seconds": (
+    (
+        "model_load_seconds",
+        "load_s",
         "From the start of a model's worker until the model was ready.",
-        lambda meter: meter.load_s,
     ),
-}
-_KEYS: Final[Mapping[str, tuple[str, Callable[[Counts], int]]]] = {
-    "requests": ("Requests under the key that have ended.", lambda counts: counts.requests),
-    "prompt_tokens": ("Tokens of prompts under the key.", lambda counts: counts.prompt_tokens),
-    "cached_tokens": (
-        "Of these, the tokens that were found in the prompt cache.",
-        lambda counts: counts.cached_tokens,
-    ),
-    "generation_tokens": (
-        "Tokens that were generated under the key.",
-        lambda counts: counts.completion_tokens,
-    ),
-}
+)
 
 # The values of a metric, each with its labels. None: the value isn't known.
 _Samples: TypeAlias = Iterable[tuple[Sequence[str], float | None]]
@@ -215,25 +184,20 @@ def _gauges(status: Status) -> Iterator[Metric]:
         (MODEL, "state"),
         (((model.id, state), state == model.state) for model in models for state in State),
     )
-    for field, (name, about) in _MODEL.items():
-        yield _gauge(
-            name, about, (MODEL,), [((model.id,), getattr(model, field)) for model in models]
-        )
-    workers = [(model.id, model.worker) for model in models if model.worker is not None]
-    for field, (name, about) in _WORKER.items():
-        yield _gauge(
-            name, about, (MODEL,), [((id_,), getattr(worker, field)) for id_, worker in workers]
-        )
+    for name, field, about in _MODEL:
+        values = [((model.id,), getattr(model, field)) for model in models]
+        yield _gauge(name, about, (MODEL,), values)
+    for name, field, about in _WORKER:
+        values = [((m.id,), getattr(m.worker, field)) for m in models if m.worker is not None]
+        yield _gauge(f"worker_{name}", about, (MODEL,), values)
     yield _gauge(
         "prompt_cache_bytes",
         "Cached prompts, in memory or on disk.",
         (MODEL, "tier"),
-        chain.from_iterable(
-            (
-                ((model.id, "memory"), model.prompt_cache.memory_bytes),
-                ((model.id, "disk"), model.prompt_cache.disk_bytes),
-            )
+        (
+            ((model.id, tier), getattr(model.prompt_cache, f"{tier}_bytes"))
             for model in models
+            for tier in ("memory", "disk")
         ),
     )
     yield _gauge(
@@ -265,8 +229,40 @@ def _gauges(status: Status) -> Iterator[Metric]:
 def _of_models(models: Sequence[ModelSupervisor]) -> Iterator[Metric]:
     """The counters and histograms of all models, and the gauge of parked requests."""
     named = [(model.model.id, model) for model in models]
-    for name, (about, value) in _COUNTERS.items():
-        yield _counter(name, about, (MODEL,), [((id_,), value(model)) for id_, model in named])
+    for name, about, counts in (
+        (
+            "prompt_tokens",
+            "Tokens of prompts whose answer has begun.",
+            [model.traffic.meter.prompt_tokens for model in models],
+        ),
+        (
+            "generation_tokens",
+            "Tokens that were generated.",
+            [model.traffic.meter.generated_tokens for model in models],
+        ),
+        (
+            "prefix_cache_queries",
+            "Tokens of prompts that were answered.",
+            [model.traffic.prompt_tokens for model in models],
+        ),
+        (
+            "prefix_cache_hits",
+            "Of these, the tokens that were found in the prompt cache.",
+            [model.traffic.cached_tokens for model in models],
+        ),
+        (
+            "requests_parked",
+            "Requests that lost their worker, or were paused.",
+            [model.traffic.meter.parked for model in models],
+        ),
+        (
+            "requests_resumed",
+            "Requests that went on in another worker.",
+            [model.traffic.meter.resumed for model in models],
+        ),
+    ):
+        samples = zip(((id_,) for id_, _ in named), counts, strict=True)
+        yield _counter(name, about, (MODEL,), samples)
     yield _gauge(
         "num_requests_parked",
         "Requests in the queue that ran in an earlier worker.",
@@ -304,8 +300,10 @@ def _of_models(models: Sequence[ModelSupervisor]) -> Iterator[Metric]:
             for sharer, cost_s in model.traffic.queue.shares.costs.items()
         ),
     )
-    for name, (about, histogram) in _HISTOGRAMS.items():
-        yield _histogram(name, about, {id_: histogram(model.traffic.meter) for id_, model in named})
+    for name, field, about in _HISTOGRAMS:
+        yield _histogram(
+            name, about, {id_: getattr(model.traffic.meter, field) for id_, model in named}
+        )
 
 
 def _of_requests(fleet: Fleet, http: HttpMeter, limiter: ConnectionLimiter) -> Iterator[Metric]:
@@ -366,9 +364,9 @@ def _of_upstreams(upstreams: Iterable[Upstream]) -> Iterator[Metric]:
 
 def _of_keys(used: Mapping[str, Counts]) -> Iterator[Metric]:
     """The counters of the keys in force, by their names."""
-    for name, (about, value) in _KEYS.items():
-        samples = [((key,), value(counts)) for key, counts in used.items()]
-        yield _counter(f"key_{name}", about, ("key",), samples)
+    for name, field, about in _KEYS:
+        values = [((key,), getattr(counts, field)) for key, counts in used.items()]
+        yield _counter(f"key_{name}", about, ("key",), values)
 
 
 def _of_process() -> Iterator[Metric]:

@@ -80,7 +80,7 @@ class WorkerStatus(Struct):
 
 
 class PromptCacheStatus(Struct):
-    """Bytes of kept prompts in memory (0 without a worker) and on disk, where they outlive their
+    """Bytes of cached prompts in memory (0 without a worker) and on disk, where they outlive their
     worker. Of the `prompt_tokens` in requests that were answered since the gateway's start,
     `cached_tokens` were in the cache; the rate is their share.
     """

@@ -20,7 +20,7 @@ const VIEWS = [
 // What a key that reads may look at.
 const READ = ["overview", "keys"];
 
-const SAID = {
+const WORDS = {
   connecting: "connecting…",
   live: "live",
   lost: "connection lost, trying again…",
@@ -69,7 +69,7 @@ function App({ failure }) {
         )}
       </nav>
       <p class=${`connection ${live.connection}`} role="status">
-        ${SAID[live.connection]}
+        ${WORDS[live.connection]}
         ${live.status && html`<span class="version"> · ${live.status.version}</span>`}
       </p>
       ${shownKey.get() && html`<button class="quiet" onClick=${leave}>Sign out</button>`}

@@ -43,9 +43,9 @@ export async function answer(model, history, settings, signal, tell) {
     const response = await ask("/v1/chat/completions", { method: "POST", body, signal });
     for await (const { event, data } of messages(response)) {
       if (data === null || data === "[DONE]") continue;
-      const told = JSON.parse(data);
-      if (event === "error" || told.error) throw new ApiError(told.error.message);
-      update(withChunk(answered, told, performance.now() - askedAt));
+      const chunk = JSON.parse(data);
+      if (event === "error" || chunk.error) throw new ApiError(chunk.error.message);
+      update(withChunk(answered, chunk, performance.now() - askedAt));
     }
     if (!answered.finishReason) throw new ApiError("The connection ended before the answer did.");
     update({ state: "done" });

@@ -1,6 +1,6 @@
 // Conversations, in this browser and nowhere else. Pictures make them too large for localStorage.
 //
-// Several tabs keep the same ones. What another tab has kept is never written over: each write has a
+// Several tabs store the same ones. A write of another tab is never written over: each write has a
 // version, and follows on the version that was read.
 
 const STORE = "conversations";
@@ -39,7 +39,7 @@ export async function allConversations() {
 // One of them, or undefined.
 export const storedConversation = (id) => done("readonly", (store) => store.get(id));
 
-// The id under which it is kept: another one if another tab has changed it since it was read.
+// The id under which it is stored: another one if another tab has changed it since it was read.
 export async function keepConversation(conversation) {
   const version = newId();
   let { id } = conversation;
@@ -65,7 +65,7 @@ export async function deleteConversation(id) {
 // Tells other tabs that nobody goes on with the answer that they may be watching.
 export const leaveConversation = (id) => channel.postMessage({ id, over: true });
 
-// Calls `tell` with { id, over } of each conversation that another tab has kept, deleted or left.
+// Calls `tell` with { id, over } of each conversation that another tab has stored, deleted or left.
 export function watchConversations(tell) {
   const onMessage = ({ data }) => tell(data);
   channel.addEventListener("message", onMessage);

@@ -6,14 +6,14 @@ const SHOWN_MS = 2000;
 
 // `what` is copied, in words.
 export function Copy({ text, what }) {
-  const [said, setSaid] = useState(null);
+  const [notice, setNotice] = useState(null);
   const copy = async () => {
-    setSaid((await copied(text)) ? "Copied" : "Not copied");
-    setTimeout(() => setSaid(null), SHOWN_MS);
+    setNotice((await copied(text)) ? "Copied" : "Not copied");
+    setTimeout(() => setNotice(null), SHOWN_MS);
   };
   return html`
-    <button type="button" class="quiet copy" aria-label=${said ? undefined : `Copy ${what}`} onClick=${copy}>
-      ${said ?? "Copy"}
+    <button type="button" class="quiet copy" aria-label=${notice ? undefined : `Copy ${what}`} onClick=${copy}>
+      ${notice ?? "Copy"}
     </button>
   `;
 }

@@ -3,7 +3,7 @@
 import { clock } from "./format.js";
 import { html, useState } from "./html.js";
 import { LEVELS, nothingSifted, passes, Sift } from "./sift.js";
-import { isSerious, sentence } from "./told.js";
+import { isSerious, sentence } from "./event_text.js";
 
 const FIRST = 12;
 
@@ -24,7 +24,7 @@ export function Events({ events }) {
           ({ each, text, level }) => html`
             <li key=${each.id} class=${level === "warning" ? "bad" : ""}>
               <time datetime=${new Date(each.at * 1000).toISOString()}>${clock(each.at)}</time>
-              <span class="told">${text}</span>
+              <span class="sentence">${text}</span>
             </li>
           `,
         )}

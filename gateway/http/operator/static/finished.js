@@ -7,7 +7,7 @@ import { html, useEffect, useState } from "./html.js";
 const SHOWN = 50;
 const PAUSE_MS = 1000;
 
-const SAID = {
+const WORDS = {
   load: "waited for its model",
   queue: "waited for its turn",
   prefill: "prompt was read",
@@ -117,7 +117,7 @@ function Life({ request }) {
           <div class="line-in-time" aria-hidden="true">
             ${phases.map(
               (each) => html`<span class=${`phase ${kindOf(each)}`} style=${{ left: width(each.begin_s), width: width(each.end_s - each.begin_s) }}
-                title=${`${SAID[each.kind]}: ${exact(each.end_s - each.begin_s)}`}></span>`,
+                title=${`${WORDS[each.kind]}: ${exact(each.end_s - each.begin_s)}`}></span>`,
             )}
           </div>
           <ol class="phases" aria-label="Its life">
@@ -125,7 +125,7 @@ function Life({ request }) {
               (each) => html`
                 <li>
                   <span class=${`swatch phase ${kindOf(each)}`}></span>
-                  <strong>${exact(each.end_s - each.begin_s)}</strong> ${SAID[each.kind]}
+                  <strong>${exact(each.end_s - each.begin_s)}</strong> ${WORDS[each.kind]}
                 </li>
               `,
             )}

@@ -3,7 +3,7 @@
 import { askJson } from "./api.js";
 import { bytes, count, counted, exact, rate as perSecond } from "./format.js";
 import { html, useEffect, useMemo, useState } from "./html.js";
-import { happened, held, numbers, present, rate, rows, stacked, summed, time, told, toldNow } from "./history_numbers.js";
+import { happened, held, numbers, present, rate, rows, stacked, summed, time, labelAt, labelNow } from "./history_numbers.js";
 import { kindOf } from "./memory_shares.js";
 import { Plot } from "./plot.js";
 import { Term } from "./terms.js";
@@ -82,7 +82,7 @@ function Moment({ found, now, lost, at, onAt }) {
   return html`
     <label class="moment">
       <span class="unseen">Moment</span>
-      <input type="range" min="0" max=${end} value=${at ?? end} aria-valuetext=${at === null ? toldNow(now) : told(found, at)}
+      <input type="range" min="0" max=${end} value=${at ?? end} aria-valuetext=${at === null ? labelNow(now) : labelAt(found, at)}
         onInput=${(event) => onAt(Number(event.target.value))} />
       <output>${end === 0 ? "recording begins" : at === null ? (lost ?? "now") : time(found, at)}</output>
     </label>
@@ -110,7 +110,7 @@ function Plots({ found, now, colours, at, onAt }) {
           <strong>${bytes(figures.held)}</strong>
           <span class="bad">${ofStep(marks)}</span>
         </figcaption>
-        <${Plot} ...${common} label=${drawn.memoryTold} height=${MEMORY_PX} series=${drawn.memory} marks=${drawn.marks} unit=${bytes} />
+        <${Plot} ...${common} label=${drawn.memoryLabel} height=${MEMORY_PX} series=${drawn.memory} marks=${drawn.marks} unit=${bytes} />
         <dl class="key">
           ${legend.map(
             ({ kind, label, value, line }) => html`
@@ -126,15 +126,15 @@ function Plots({ found, now, colours, at, onAt }) {
       </figure>
       <div class="small">
         <${Small} title="Tokens a second" value=${perSecond(figures.rate)}>
-          <${Plot} ...${common} label=${drawn.ratesTold} height=${SMALL_PX} series=${drawn.tokens} unit=${whole} />
+          <${Plot} ...${common} label=${drawn.ratesLabel} height=${SMALL_PX} series=${drawn.tokens} unit=${whole} />
         <//>
         <${Small} title="Waiting requests" value=${count(figures.waiting)}
           more=${ofStep(here(found.refusals) ? counted(here(found.refusals), "refusal") : "")}>
-          <${Plot} ...${common} label=${drawn.waitingTold} height=${SMALL_PX} series=${drawn.waiting} marks=${drawn.refusals} unit=${whole} />
+          <${Plot} ...${common} label=${drawn.waitingLabel} height=${SMALL_PX} series=${drawn.waiting} marks=${drawn.refusals} unit=${whole} />
         <//>
         <${Small} title="First token" value=${exact(first)}
           more=${ofStep(worst)}>
-          <${Plot} ...${common} label=${drawn.firstTold} height=${SMALL_PX} series=${drawn.first} unit=${seconds} />
+          <${Plot} ...${common} label=${drawn.firstLabel} height=${SMALL_PX} series=${drawn.first} unit=${seconds} />
         <//>
       </div>
     </div>
@@ -188,10 +188,10 @@ function curves(found) {
       { values: first, kind: "of-accent" },
       { values: worst, kind: "of-busy" },
     ],
-    memoryTold: `Memory: ${bytes(most(allHeld))} held at most, of ${bytes(budget.at(-1))}; ${counted(sum(evictions), "eviction")}, ${counted(sum(deaths), "death")}`,
-    ratesTold: `Tokens a second: ${count(Math.round(most(rates)))} at most`,
-    waitingTold: `Waiting requests: ${count(most(waiting))} at most; ${counted(sum(refusals), "refusal")}`,
-    firstTold: `First token: ${exact(most(worst))} at most`,
+    memoryLabel: `Memory: ${bytes(most(allHeld))} held at most, of ${bytes(budget.at(-1))}; ${counted(sum(evictions), "eviction")}, ${counted(sum(deaths), "death")}`,
+    ratesLabel: `Tokens a second: ${count(Math.round(most(rates)))} at most`,
+    waitingLabel: `Waiting requests: ${count(most(waiting))} at most; ${counted(sum(refusals), "refusal")}`,
+    firstLabel: `First token: ${exact(most(worst))} at most`,
   };
 }
 

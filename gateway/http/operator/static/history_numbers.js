@@ -95,7 +95,7 @@ export function time({ span, times }, at) {
 }
 
 // A step as a sentence.
-export function told(found, at) {
+export function labelAt(found, at) {
   if (found.budget_bytes[at] === null) return `${time(found, at)}: nothing is known.`;
   const facts = [
     `${bytes(held(found)[at])} held of ${bytes(found.budget_bytes[at])}`,
@@ -107,7 +107,7 @@ export function told(found, at) {
   return `${time(found, at)}: ${facts.filter(Boolean).join("; ")}.`;
 }
 
-export const toldNow = (now) =>
+export const labelNow = (now) =>
   `Now: ${bytes(now.held)} held of ${bytes(now.budget)}; ${perSecond(now.rate)} tokens/s; ${now.waiting} waiting.`;
 
 // The whole span in equal parts, each with what matters of it.

@@ -107,7 +107,7 @@ function Secret({ made, onClose }) {
   if (!made) return null;
   return html`
     <div class="notice" role="status">
-      <p>The key ${made.name}, said this once:</p>
+      <p>The key ${made.name}, shown only now:</p>
       <p><code class="secret">${made.key}</code></p>
       <div class="actions">
         <button onClick=${() => navigator.clipboard?.writeText(made.key)}>Copy</button>
@@ -162,7 +162,7 @@ function Table({ keys, usage, reads, onChange, onRevoke }) {
 }
 
 function terms(key) {
-  const said = [
+  const limits = [
     key.reads && "only reads",
     key.models && `only ${key.models.join(", ")}`,
     key.rpm && `${count(key.rpm)} requests/min`,
@@ -172,5 +172,5 @@ function terms(key) {
     key.priority !== null && `priority ${key.priority}`,
     key.expires_at && `until ${day(key.expires_at)}`,
   ].filter(Boolean);
-  return said.length > 0 ? said.join(", ") : "everything";
+  return limits.length > 0 ? limits.join(", ") : "everything";
 }

@@ -1,4 +1,4 @@
-// The one connection that tells what the gateway does, kept for as long as the page is open.
+// The one connection that tells what the gateway does, open for as long as the page is.
 
 import { ApiError, ask } from "./api.js";
 import { messages } from "./server_sent_events.js";

@@ -5,7 +5,7 @@ import { clock } from "./format.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { messages } from "./server_sent_events.js";
 import { nothingSifted, passes, Sift } from "./sift.js";
-import { rest, sentence } from "./told.js";
+import { rest, sentence } from "./event_text.js";
 
 const FIRST_LINES = 200;
 const MOST_LINES = 2000;
@@ -85,20 +85,20 @@ function follow(id, setLines, setRefusal) {
 }
 
 // The keys whose values the message doesn't have.
-function unsaid(told, message) {
-  return Object.fromEntries(Object.entries(told).filter(([, value]) => !message.includes(String(value))));
+function notIn(message, fields) {
+  return Object.fromEntries(Object.entries(fields).filter(([, value]) => !message.includes(String(value))));
 }
 
 // { level, text }: a line of JSON as a sentence; any other as it is.
 function readable(line) {
-  let told;
+  let record;
   try {
-    told = JSON.parse(line);
+    record = JSON.parse(line);
   } catch {
     return { text: line };
   }
-  if (told === null || typeof told !== "object" || !told.time) return { text: line };
-  const { message, ...others } = told;
-  const text = message === undefined ? sentence(told) : [message, rest(unsaid(others, message))].filter(Boolean).join(" · ");
-  return { level: told.level, text: `${clock(Date.parse(told.time) / 1000)} ${told.level}: ${text}` };
+  if (record === null || typeof record !== "object" || !record.time) return { text: line };
+  const { message, ...others } = record;
+  const text = message === undefined ? sentence(record) : [message, rest(notIn(message, others))].filter(Boolean).join(" · ");
+  return { level: record.level, text: `${clock(Date.parse(record.time) / 1000)} ${record.level}: ${text}` };
 }

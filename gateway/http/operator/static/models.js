@@ -6,7 +6,7 @@ import { bytes, count, counted, duration, rate, share } from "./format.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { order, question, verbs } from "./orders.js";
 import { Term } from "./terms.js";
-import { told, toTroubles } from "./troubles.js";
+import { deathSentence, toTroubles } from "./troubles.js";
 
 const RESTING = ["unloaded", "held"];
 const LABELS = { load: "Load", unload: "Unload", restart: "Restart", kill: "Kill" };
@@ -77,7 +77,7 @@ function Resting({ model, error, onVerb }) {
 }
 
 // What only models have that make tokens in a worker of ours.
-const OF_TOKENS = ["Tokens/s", "Context", "Prompts kept", "Right guesses"];
+const OF_TOKENS = ["Tokens/s", "Context", "Cached prompts", "Right guesses"];
 const NOTHING = ["0", "0 B"];
 
 function Model({ model, error, onVerb }) {
@@ -89,7 +89,7 @@ function Model({ model, error, onVerb }) {
     ["Wanted", bytes(model.wanted_bytes)],
     ["Holds", bytes(worker?.footprint_bytes)],
     ["Context", count(model.context_tokens)],
-    ["Prompts kept", bytes(model.prompt_cache.memory_bytes)],
+    ["Cached prompts", bytes(model.prompt_cache.memory_bytes)],
     ["Right guesses", share(model.guesses.accept_rate)],
     ["Running", count(model.active_requests)],
     ["Waiting", count(model.queue_depth)],
@@ -106,7 +106,7 @@ function Model({ model, error, onVerb }) {
       ${model.failure &&
       html`<p class="bad">It can't be served: <a href="#overview" onClick=${toTroubles}>see above</a>.</p>`}
       ${model.reason && !model.failure && html`<p class="reason">${model.reason}</p>`}
-      ${model.repeated_deaths.slice(model.failure ? 0 : 1).map((each) => html`<p class="reason">${told(each)}</p>`)}
+      ${model.repeated_deaths.slice(model.failure ? 0 : 1).map((each) => html`<p class="reason">${deathSentence(each)}</p>`)}
       <dl class="facts">
         ${facts
           .filter(([, value]) => value !== "–" && (worker || !NOTHING.includes(value)))
@@ -118,7 +118,7 @@ function Model({ model, error, onVerb }) {
         Worker ${worker.incarnation}, process ${worker.pid}${model.oldest_active_s !== null &&
         `, oldest request ${duration(model.oldest_active_s)}`}
       </p>`}
-      ${model.last_exit && html`<${LastExit} exit=${model.last_exit} told=${model.reason} />`}
+      ${model.last_exit && html`<${LastExit} exit=${model.last_exit} shown=${model.reason} />`}
       <${Actions} model=${model} onVerb=${onVerb} />
       <${OrderFailure} model=${model} error=${error} />
     </li>
@@ -147,10 +147,10 @@ function Actions({ model, onVerb }) {
   `;
 }
 
-function LastExit({ exit, told }) {
+function LastExit({ exit, shown }) {
   return html`
     <details class="last-exit">
-      <summary>Last end${exit.reason !== told && `: ${exit.reason}`}</summary>
+      <summary>Last end${exit.reason !== shown && `: ${exit.reason}`}</summary>
       <p>${new Date(exit.at * 1000).toLocaleString()}, ${exit.signal ?? `code ${exit.code}`}</p>
       ${exit.log_tail && html`<pre tabindex="0">${exit.log_tail}</pre>`}
     </details>
@@ -160,16 +160,16 @@ function LastExit({ exit, told }) {
 // For who doesn't see it: changes of states, and nothing that only counts.
 function Changes({ models }) {
   const before = useRef(null);
-  const [said, setSaid] = useState("");
+  const [notice, setNotice] = useState("");
   const states = models.map((each) => `${each.id}: ${each.state}`).join("\n");
   useEffect(() => {
     const known = before.current;
     before.current = states.split("\n");
     if (known === null) return;
     const changed = before.current.filter((each) => each && !known.includes(each));
-    if (changed.length > 0) setSaid(changed.join(", "));
+    if (changed.length > 0) setNotice(changed.join(", "));
   }, [states]);
-  return html`<p class="unseen" role="status">${said}</p>
+  return html`<p class="unseen" role="status">${notice}</p>
     <p class="sum">${summary(models)}</p>`;
 }
 

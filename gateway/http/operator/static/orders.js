@@ -10,7 +10,7 @@ const ENDS = {
   unload: {
     title: (id) => `Unload ${id}?`,
     text: (work) =>
-      `${work} on the way. Answers get the time to drain; what is left then is kept, loads the model again and goes on.`,
+      `${work} on the way. Answers get the time to drain; what is left then waits, loads the model again and goes on.`,
     verb: "Unload",
   },
   restart: {

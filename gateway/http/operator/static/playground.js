@@ -21,8 +21,8 @@ import { Message } from "./message.js";
 import { Settings, useSettings } from "./settings.js";
 import { askableIds } from "./upstreams.js";
 
-// An answer that comes is kept as often.
-const KEEP_MS = 1000;
+// An answer that comes is stored as often.
+const STORE_MS = 1000;
 
 // `wanted` is the model that a link names, or empty.
 export function Playground({ live, wanted }) {
@@ -43,14 +43,14 @@ export function Playground({ live, wanted }) {
   const ids = askableIds(live.status);
   const model = ids.includes(settings.model) ? settings.model : (ids[0] ?? "");
 
-  const unkept = () => setError({ message: "This browser doesn't keep conversations: they are gone with this page." });
+  const notStored = () => setError({ message: "This browser doesn't store conversations: they are gone with this page." });
   useEffect(() => {
     allConversations().then((found) => {
       const known = found.map(interrupted);
       setConversations(known);
       if (known.length > 0) setCurrent(known[0]);
-    }, unkept);
-    const unwatch = watchConversations((told) => take(told).catch(unkept));
+    }, notStored);
+    const unwatch = watchConversations((change) => refresh(change).catch(notStored));
     const onLeave = () => attempts.current.forEach((each) => each.leave());
     addEventListener("pagehide", onLeave);
     return () => {
@@ -77,7 +77,7 @@ export function Playground({ live, wanted }) {
     setConversations((known) => known.map(shown));
   };
   // As another tab has it now, unless this one has an answer in it: `keepConversation` parts these.
-  const take = async ({ id, over }) => {
+  const refresh = async ({ id, over }) => {
     const stored = await storedConversation(id);
     if (attempts.current.has(id)) return;
     if (!stored) {
@@ -104,12 +104,12 @@ export function Playground({ live, wanted }) {
     setConversations((known) => [latest, ...known.filter((each) => each.id !== latest.id)]);
     show(latest);
     toEnd();
-    let kept = Promise.resolve();
+    let stored = Promise.resolve();
     let due = null;
-    const keep = () => {
+    const store = () => {
       clearTimeout(due);
       due = null;
-      kept = kept.then(async () => {
+      stored = stored.then(async () => {
         if (dropped) return;
         const id = await keepConversation(latest);
         if (id === latest.id) return;
@@ -121,9 +121,9 @@ export function Playground({ live, wanted }) {
         setCurrent((each) => (each.id === before ? shown : each));
         setConversations((known) => [shown, ...known]);
         setError({ message: "Another tab has gone on with this conversation: what you asked here is in one of its own." });
-        await take({ id: before, over: false });
-      }).catch(unkept);
-      return kept;
+        await refresh({ id: before, over: false });
+      }).catch(notStored);
+      return stored;
     };
     // Its page goes away, though it may come back.
     attempt.leave = () => {
@@ -132,7 +132,7 @@ export function Playground({ live, wanted }) {
       latest = interrupted(latest);
       attempts.current.delete(latest.id);
       show(latest);
-      keep();
+      store();
       leaveConversation(latest.id);
     };
     attempt.drop = () => {
@@ -140,7 +140,7 @@ export function Playground({ live, wanted }) {
       abort.abort();
       attempts.current.delete(latest.id);
     };
-    await keep();
+    await store();
     const draw = atLeisure(() => attempts.current.get(latest.id) === attempt && show(shown));
     let answered = null;
     await answer(model, history, settings, abort.signal, (more) => {
@@ -151,13 +151,13 @@ export function Playground({ live, wanted }) {
         shown = latest = { ...latest, messages: [...history, answered] };
       }
       draw();
-      due ??= setTimeout(keep, KEEP_MS);
+      due ??= setTimeout(store, STORE_MS);
     });
     if (left) return;
     if (answered.error && !latest.messages.includes(answered)) setError({ message: answered.error });
     attempts.current.delete(latest.id);
     show(latest);
-    await keep();
+    await store();
   };
   const send = (text, pictures) => ask([...current.messages, userMessage(text, pictures)]);
 
@@ -174,7 +174,7 @@ export function Playground({ live, wanted }) {
   };
   const remove = (conversation) => {
     attempts.current.get(conversation.id)?.drop();
-    deleteConversation(conversation.id).catch(unkept);
+    deleteConversation(conversation.id).catch(notStored);
     drafts.current.delete(conversation.id);
     forget(conversation.id);
     // The button that was pressed is gone.
@@ -183,7 +183,7 @@ export function Playground({ live, wanted }) {
   const askToRemove = (conversation) =>
     setAsked({
       title: "Delete the conversation?",
-      text: `“${titleOf(conversation)}” is kept in this browser alone. It can't be undone.`,
+      text: `“${titleOf(conversation)}” is stored in this browser alone. It can't be undone.`,
       verb: "Delete",
       act: () => remove(conversation),
     });

@@ -1,4 +1,4 @@
-// What goes with each request of the playground, kept in this browser.
+// What goes with each request of the playground, stored in this browser.
 
 import { html, useState } from "./html.js";
 
@@ -15,20 +15,20 @@ const DEFAULTS = {
 };
 
 export function useSettings() {
-  const [settings, setSettings] = useState(() => ({ ...DEFAULTS, ...kept() }));
+  const [settings, setSettings] = useState(() => ({ ...DEFAULTS, ...stored() }));
   const change = (name, value) => {
     const next = { ...settings, [name]: value };
     setSettings(next);
     try {
       localStorage.setItem(NAME, JSON.stringify(next));
     } catch {
-      // A private window may keep nothing; the settings hold until it is closed.
+      // A private window may store nothing; the settings hold until it is closed.
     }
   };
   return [settings, change];
 }
 
-function kept() {
+function stored() {
   try {
     return JSON.parse(localStorage.getItem(NAME)) ?? {};
   } catch {

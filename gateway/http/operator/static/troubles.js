@@ -46,7 +46,7 @@ function* troubles({ reason, models, hosts, upstreams, memory }) {
   if (reason) yield ["The gateway:", reason];
   for (const { id, failure, repeated_deaths: repeated } of models) {
     if (failure) yield ["", failure];
-    else if (repeated.length > 0) yield [`${id}:`, told(repeated[0])];
+    else if (repeated.length > 0) yield [`${id}:`, deathSentence(repeated[0])];
   }
   for (const { name, reachable, reason: why } of hosts) if (!reachable) yield [`${name}:`, why];
   for (const { name, reason: why } of upstreams) if (why) yield [`${name}:`, why];
@@ -54,4 +54,4 @@ function* troubles({ reason, models, hosts, upstreams, memory }) {
   if (memory.pressure && memory.pressure !== "normal") yield ["Memory:", `the system is short of it (${memory.pressure}).`];
 }
 
-export const told = ({ deaths, error, remedy }) => `${deaths} of its workers have died of one error: ${error}. ${remedy}`;
+export const deathSentence = ({ deaths, error, remedy }) => `${deaths} of its workers have died of one error: ${error}. ${remedy}`;

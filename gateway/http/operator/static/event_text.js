@@ -50,8 +50,8 @@ export function sentence(event) {
 }
 
 // The keys of a line that have no place of their own.
-export function rest(told) {
-  return Object.entries(told)
+export function rest(fields) {
+  return Object.entries(fields)
     .filter(([name, value]) => !PLACED.includes(name) && value !== null)
     .map(([name, value]) => `${name}=${typeof value === "object" ? JSON.stringify(value) : value}`)
     .join(" ");

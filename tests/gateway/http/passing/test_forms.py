@@ -12,7 +12,7 @@ from starlette.types import Message
 from gateway.http.passing.forms import Form, FormFiles
 from gateway.requests.share import SHARE, ByteBudget, Share
 from gateway.system.refusal import Refusal
-from tests.gateway.http.test_form_parts import CHEAP, FILE, form
+from tests.gateway.http.passing.test_form_parts import CHEAP, FILE, form
 
 BODY = form((FILE % b"a", b"\0\r\n" * 200_000), CHEAP, (FILE % b"b", b"\1" * 300_000))
 
@@ -34,7 +34,7 @@ def _come(files: FormFiles, *pieces: bytes) -> tuple[Form, Share]:
 
 
 @pytest.mark.parametrize("step", [100_000, 1 << 20])
-async def test_a_form_is_there_again_and_again_under_each_name(tmp_path: Path, step: int) -> None:
+async def test_form_can_be_sent_again_under_each_name(tmp_path: Path, step: int) -> None:
     files = FormFiles(tmp_path)
     pieces = [BODY[begin : begin + step] for begin in range(0, len(BODY), step)]
     read, share = _come(files, *pieces)
@@ -51,7 +51,7 @@ async def test_a_form_is_there_again_and_again_under_each_name(tmp_path: Path, s
     assert files.budget.left_bytes == files.budget.total_bytes
 
 
-async def test_large_forms_leave_room_for_small_ones(tmp_path: Path) -> None:
+async def test_large_forms_leave_room_for_small_forms(tmp_path: Path) -> None:
     files = FormFiles(tmp_path)
     files.budget = ByteBudget(3 * len(BODY))
     shares = []
@@ -74,7 +74,7 @@ async def test_large_forms_leave_room_for_small_ones(tmp_path: Path) -> None:
     assert files.budget.left_bytes == files.budget.total_bytes - len(BODY) // 2
 
 
-async def test_a_form_whose_client_leaves_gives_its_room_back(tmp_path: Path) -> None:
+async def test_form_of_client_that_leaves_frees_its_room(tmp_path: Path) -> None:
     files = FormFiles(tmp_path)
     cut, share = _come(files, form(CHEAP, end=b""), b"--B\r\n" + FILE % b"a" + b"\r\n\r\nx")
     await cut.model()

@@ -44,7 +44,7 @@ def _fleet(card: CardMemory | None, *workers: Footprint | None) -> Any:
         (CARD, [None], None, None),
     ],
 )
-def test_who_holds_what(
+def test_memory_of_card_is_apart_from_memory_of_machine(
     card: CardMemory | None,
     workers: list[Footprint | None],
     footprint_bytes: int | None,

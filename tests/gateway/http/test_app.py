@@ -34,7 +34,7 @@ from gateway.http.app import Addresses
         ("/", "/"),
     ],
 )
-def test_a_path_means_that_below_v1(asked: str, served: str) -> None:
+def test_path_means_the_path_below_v1(asked: str, served: str) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         assert (scope["path"], scope["raw_path"]) == (served, served.encode())
 

@@ -58,7 +58,7 @@ def read(body: bytes, step: int) -> tuple[bytes, bytes, bool]:
         [CHEAP, (NO_NAME + b"; name=f; filename=%22.wav; filename*=UTF-8''%22", b"")],
     ],
 )
-def test_a_form_passes_as_it_comes(parts: list[tuple[bytes, bytes]], step: int) -> None:
+def test_form_passes_unchanged(parts: list[tuple[bytes, bytes]], step: int) -> None:
     body = form(*parts)
     assert read(body, step) == (b"cheap", body, True)
     assert read(body.removesuffix(b"\r\n"), step)[2], "its last line may have no end"
@@ -107,13 +107,13 @@ def test_a_form_passes_as_it_comes(parts: list[tuple[bytes, bytes]], step: int) 
         b"before\r\n" + form(CHEAP),
     ],
 )
-def test_a_form_that_servers_may_read_otherwise_is_refused(body: bytes, step: int) -> None:
+def test_ambiguous_form_is_refused(body: bytes, step: int) -> None:
     with pytest.raises(Refusal) as refused:
         read(body, step)
     assert refused.value.status == 400
 
 
-def test_a_head_without_an_end_is_not_held() -> None:
+def test_endless_head_of_part_is_refused() -> None:
     parts = FormParts(b"B")
     parts.add(form(CHEAP, end=b"--B\r\nX: "))
     parts.pop_checked()
@@ -131,7 +131,7 @@ def test_a_head_without_an_end_is_not_held() -> None:
     ],
     ids=["parts", "headers", "spaces"],
 )
-def test_what_costs_much_to_read_is_bounded(body: bytes) -> None:
+def test_costly_form_is_bounded(body: bytes) -> None:
     with pytest.raises(Refusal, match=r"more than 256 parts|is no header|too long"):
         read(body, 1 << 20)
 
@@ -144,7 +144,7 @@ def test_what_costs_much_to_read_is_bounded(body: bytes) -> None:
         ("multipart/form-data; charset=utf-8; boundary=x", b"x"),
     ],
 )
-def test_boundaries(header: str, boundary: bytes) -> None:
+def test_boundary_is_read_from_content_type(header: str, boundary: bytes) -> None:
     assert boundary_of([header]) == boundary
 
 
@@ -164,12 +164,12 @@ def test_boundaries(header: str, boundary: bytes) -> None:
         ['multipart/form-data; boundary=""'],
     ],
 )
-def test_ambiguous_boundaries_are_refused(headers: list[str]) -> None:
+def test_ambiguous_boundary_is_refused(headers: list[str]) -> None:
     with pytest.raises(Refusal):
         boundary_of(headers)
 
 
-def test_no_other_field_names_a_model() -> None:
+def test_other_fields_that_name_a_model_are_refused() -> None:
     fields = {"model": Raw(b"1"), "modelling": Raw(b"2")}
     set_model(fields, "m")
     assert msgspec.json.encode(fields) == b'{"model":"m","modelling":2}'
@@ -182,7 +182,7 @@ def test_no_other_field_names_a_model() -> None:
             check_query(each, operator=True)
 
 
-def test_of_other_callers_only_known_fields_pass() -> None:
+def test_unknown_fields_pass_for_operators_alone() -> None:
     known = ("model", "messages", "file", "image", "top_n_sigma", "output_config")
     assert unknown([*known, "voice_clone"], ["voice_clone"]) == set()
     odd = ("extra_body", "litellm_params", "engine", "pre\u017fet", "models ", "\ufeffmodel", "")
@@ -213,7 +213,7 @@ def _fields(params: type) -> set[str]:
         message_create_params.MessageCreateParamsBase,
     ],
 )
-def test_the_fields_of_clients_are_known(params: type) -> None:
+def test_fields_of_official_clients_are_known(params: type) -> None:
     """But for those that may cost more than the model, or of which no server knows yet."""
     fields = _fields(params)
     assert len(fields) > 4
