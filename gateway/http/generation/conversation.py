@@ -15,7 +15,7 @@ from msgspec import Struct
 from gateway.http.generation.pictures import Source
 from gateway.http.wire.errors import invalid
 from gateway.system.refusal import Refusal
-from protocol.requests import ChatMessage, ChatPrompt, Picture
+from protocol.requests import ChatMessage, Picture
 
 UNSEEN: Final = "(Here is a picture, which this model can't look at.)"
 # No context has room for more messages, since each message takes some tokens.
@@ -120,12 +120,6 @@ class Conversation:
     def sources(self) -> list[Source]:
         """The addresses of the pictures that the model looks at, in order."""
         return [picture.source for pictures in self._pictures for picture in pictures]
-
-    def prompt(self, arguments: str, *, goes_on: bool) -> ChatPrompt:
-        """The prompt for a worker, without the pictures' bytes. `arguments` are those of the chat
-        template. With `goes_on` the answer goes on in the last message.
-        """
-        return ChatPrompt(tuple(self.messages), arguments, goes_on)
 
     def shown(self, read: Mapping[Source, bytes]) -> tuple[ChatMessage, ...]:
         """The messages with their pictures, whose bytes are in `read`."""

@@ -19,13 +19,17 @@ from gateway.config.model import Model
 from gateway.http.generation.conversation import Conversation
 from gateway.http.generation.generation import (
     GenerationBody,
-    counting,
     generate_message,
-    thinks,
 )
 from gateway.http.generation.model_call import ModelCall, keep_alive_s
 from gateway.http.generation.parameters import check_supported
-from gateway.http.generation.text_request import Draft, TextRequest, request_text
+from gateway.http.generation.text_request import (
+    Draft,
+    TextRequest,
+    counting,
+    draft_chat,
+    request_text,
+)
 from gateway.http.generation.tools import ToolBody, replaced, tools_of
 from gateway.http.ollama.bodies import (
     AnswerBody,
@@ -49,7 +53,7 @@ from gateway.http.ollama.writer import (
     written,
 )
 from gateway.http.openai.completions import Input, parse_inputs
-from gateway.http.openai.vectors import MOST_INPUTS, VectorAnswer, VectorBody, submit
+from gateway.http.openai.vectors import MOST_INPUTS, VectorBody, answer_with_vectors
 from gateway.http.passing.servers import passing_to_bulkheads
 from gateway.http.wire.answer import LINES, CountFormat
 from gateway.http.wire.bodies import ABSENT, beside_the_loop, given, json_response, read_json
@@ -58,11 +62,9 @@ from gateway.http.wire.openapi import GENERATES, LINE_STREAM, NAMES_MODEL, Opera
 from gateway.requests.progress import Vectors
 from gateway.requests.request import Request
 from gateway.system.refusal import Refusal
-from protocol.answers import Usage
+from protocol.answers import RequestField, Usage
 from protocol.requests import (
     Embed,
-    Generate,
-    Prompt,
     TextPrompt,
     Tools,
 )
@@ -95,8 +97,8 @@ async def load(call: ModelCall, body: AnswerBody, *, chat: bool) -> Response:
     if unload and call.compartment.over:
         return Response(done(), media_type="application/json")
     parameters = GenerationBody(model=call.model.id, keep_alive=body.keep_alive)
-    nothing = counting(generate_message(parameters, TextPrompt("Hello"), None))
-    asked = await request_text(call, lambda _: Draft(parameters, [nothing]), "prompt")
+    nothing = Draft(parameters, [generate_message(parameters, TextPrompt("Hello"), None)])
+    asked = await request_text(call, lambda _: counting(nothing), "prompt")
     return asked.answer(CountFormat(done), stream=body.stream is not False, framing=LINES)
 
 
@@ -167,7 +169,12 @@ def _draft_prompt(body: GenerateBody, model: Model) -> Draft:
             raise invalid("images: they can't be combined with raw or suffix.", "images")
         text = TextPrompt(body.prompt or "", body.suffix or None)
         parameters = generation(body.options, model, body.keep_alive)
-        return Draft(parameters, [_generate(body, parameters, text)])
+        generate = msgspec.structs.replace(
+            generate_message(parameters, text, parameters.limit),
+            constraint=constraint_of(body),
+            logprobs=_logprobs(body),
+        )
+        return Draft(parameters, [generate])
     conversation = Conversation(vision=model.settings.pictures)
     if body.system:
         conversation.add("system", body.system)
@@ -190,21 +197,20 @@ def _draft(
     conversation.begin_with(model.settings.system)
     arguments = arguments_of(body.think, model.settings.template_arguments)
     parameters = generation(body.options, model, body.keep_alive)
-    generate = msgspec.structs.replace(
-        _generate(body, parameters, conversation.prompt(arguments, goes_on=goes_on)),
-        parsed=True,
+    return draft_chat(
+        parameters,
+        conversation,
+        arguments,
+        parameters.limit,
+        goes_on=goes_on,
         tools=tools,
-        thinks=thinks(arguments),
-    )
-    return Draft(parameters, [generate], conversation)
-
-
-def _generate(body: AnswerBody, parameters: GenerationBody, prompt: Prompt) -> Generate:
-    return msgspec.structs.replace(
-        generate_message(parameters, prompt, parameters.limit),
         constraint=constraint_of(body),
-        logprobs=body.top_logprobs or 0 if body.logprobs else None,
+        logprobs=_logprobs(body),
     )
+
+
+def _logprobs(body: AnswerBody) -> int | None:
+    return body.top_logprobs or 0 if body.logprobs else None
 
 
 _MOST_DIMENSIONS: Final = 1 << 16
@@ -311,8 +317,8 @@ def _submit_texts(
 ) -> Response:
     call = call_of(http_request, body.model)
     embed = Embed(request_id="", inputs=tuple(inputs), truncate=truncate, dimensions=dimensions)
-    request = submit(call, body, embed, {"inputs": "input", "dimensions": "dimensions"})
-    return VectorAnswer(call, request, lambda usage: written(request, usage))
+    params: dict[RequestField, str] = {"inputs": "input", "dimensions": "dimensions"}
+    return answer_with_vectors(call, body, embed, params, written)
 
 
 def _numbers(vectors: Vectors, index: int) -> bytes:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from typing import Annotated, Final, Literal
 
-import msgspec
 from msgspec import Meta, Struct
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -19,14 +18,12 @@ from gateway.http.generation.generation import (
     TemplateBody,
     check_generation,
     constraint_of,
-    generate_message,
-    thinks,
     with_defaults,
 )
 from gateway.http.generation.model_call import ModelCall, check_mailbox
 from gateway.http.generation.parameters import check_supported, refusing
 from gateway.http.generation.pictures import Source
-from gateway.http.generation.text_request import Draft, request_text
+from gateway.http.generation.text_request import Draft, draft_chat, request_text
 from gateway.http.generation.tools import ToolBody, ToolChoiceBody, replaced, tools_of
 from gateway.http.openai.chat_writer import ChatChunk, ChatCompletion, ChatForm, ChatFormat
 from gateway.http.openai.stored_answers import store_chat, stored_chat_routes
@@ -249,9 +246,12 @@ def draft(body: ChatBody, model: Model) -> Draft:
     if alternatives and not body.logprobs:
         raise invalid("top_logprobs: it needs logprobs to be true.", "top_logprobs")
     budget = body.thinking_token_budget
-    generate = msgspec.structs.replace(
-        generate_message(body, conversation.prompt(arguments, goes_on=goes_on), body.limit),
-        parsed=True,
+    return draft_chat(
+        body,
+        conversation,
+        arguments,
+        body.limit,
+        goes_on=goes_on,
         tools=tools_of(
             body.tools, body.tool_choice, parallel=body.parallel_tool_calls is not False
         ),
@@ -259,10 +259,8 @@ def draft(body: ChatBody, model: Model) -> Draft:
         # -1 is vLLM's "no budget".
         reasoning_tokens=None if budget == -1 else budget,
         logprobs=alternatives if body.logprobs else None,
-        thinks=thinks(arguments),
         prediction="" if body.prediction is None else body.prediction.text,
     )
-    return Draft(body, [generate], conversation)
 
 
 def _goes_on(body: ChatBody, conversation: Conversation) -> bool:

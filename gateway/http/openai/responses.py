@@ -14,13 +14,10 @@ from msgspec import Raw, Struct
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from gateway.config.model import Model
-from gateway.http.generation.generation import counting
 from gateway.http.generation.model_call import ModelCall
-from gateway.http.generation.text_request import Draft, request_text
+from gateway.http.generation.text_request import counting, request_text
 from gateway.http.openai.responses_bodies import ResponseBody, check_body
 from gateway.http.openai.responses_input import (
-    ResponseInput,
     cut_that_fits,
     draft,
     gather,
@@ -264,16 +261,12 @@ class InputTokens(Struct):
 async def count(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, ResponseBody)
     asked = await gather(http_request, body)
-    request = await request_text(asked.call, functools.partial(_draft_count, asked), "input")
+    request = await request_text(
+        asked.call, lambda model: counting(draft(asked, 0, model)), "input"
+    )
     return request.answer(
         CountFormat(lambda usage: msgspec.json.encode(InputTokens(usage.prompt_tokens)))
     )
-
-
-def _draft_count(asked: ResponseInput, model: Model) -> Draft:
-    drafted = draft(asked, 0, model)
-    drafted.generates = [counting(drafted.generates[0])]
-    return drafted
 
 
 logger = logging.getLogger(__name__)

@@ -15,14 +15,16 @@ from gateway.config.model import Model
 from gateway.http.generation.conversation import Conversation
 from gateway.http.generation.generation import (
     constraint_of,
-    counting,
-    generate_message,
-    thinks,
     with_defaults,
 )
 from gateway.http.generation.model_call import ModelCall
 from gateway.http.generation.parameters import check_supported
-from gateway.http.generation.text_request import Draft, read_pictures, with_pictures
+from gateway.http.generation.text_request import (
+    Draft,
+    counting,
+    draft_chat,
+    with_pictures,
+)
 from gateway.http.generation.tools import replaced
 from gateway.http.openai.responses_bodies import ResponseBody, tools
 from gateway.http.openai.responses_conversation import converse
@@ -181,7 +183,10 @@ async def cut_that_fits(asked: ResponseInput) -> int:
     """
     if asked.body.background:
         raise invalid("truncation: auto can't be combined with background.", "truncation")
-    terms = asked.call.terms(asked.body.priority, None, {})
+    call = asked.call
+    # The bounds on pictures are those of the whole conversation.
+    await with_pictures(call, await call.beside_the_loop(draft, asked, 0, call.model))
+    terms = call.terms(asked.body.priority, None, {})
     cuts = possible_cuts(asked.items)
     low, high = 0, len(cuts) - 1
     while low < high:
@@ -196,10 +201,8 @@ async def cut_that_fits(asked: ResponseInput) -> int:
 async def _fits(asked: ResponseInput, terms: Terms, cut: int) -> bool:
     call = asked.call
     drafted = await call.beside_the_loop(draft, asked, cut, call.model)
-    assert drafted.conversation is not None
-    pictures = await read_pictures(call, drafted.conversation)
-    generate = with_pictures(drafted.generates[0], drafted.conversation, pictures)
-    task = msgspec.structs.replace(counting(generate), request_id=unique(terms.id))
+    (generate,) = await with_pictures(call, counting(drafted))
+    task = msgspec.structs.replace(generate, request_id=unique(terms.id))
     request = Request(task, terms, call.fleet.now())
     call.fleet.submit(call.compartment, request)
     try:
@@ -216,7 +219,7 @@ async def _fits(asked: ResponseInput, terms: Terms, cut: int) -> bool:
     if request.usage is None or worker is None or worker.report.context_tokens is None:
         return True
     context = worker.report.context_tokens
-    room = min(generate.max_tokens or _ROOM_TOKENS, context // _SMALL)
+    room = min(drafted.generates[0].max_tokens or _ROOM_TOKENS, context // _SMALL)
     return request.usage.prompt_tokens + room <= context
 
 
@@ -309,13 +312,13 @@ def draft(asked: ResponseInput, cut: int, model: Model) -> Draft:
             callable_ = msgspec.structs.replace(callable_, choice="none", name=None)
     if body.prewarms:
         limit = 0
-    prompt = conversation.prompt(arguments, goes_on=conversation.goes_on("input"))
-    generate = msgspec.structs.replace(
-        generate_message(parameters, prompt, limit),
-        parsed=True,
+    return draft_chat(
+        parameters,
+        conversation,
+        arguments,
+        limit,
+        goes_on=conversation.goes_on("input"),
         tools=callable_,
         constraint=constraint,
         logprobs=body.logprobs,
-        thinks=thinks(arguments),
     )
-    return Draft(parameters, [generate], conversation)
