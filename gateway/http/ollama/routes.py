@@ -42,7 +42,7 @@ from gateway.http.ollama.bodies import (
     generation,
     sources,
 )
-from gateway.http.ollama.models import model_routes
+from gateway.http.ollama.models import NamedModelBody, model_routes
 from gateway.http.ollama.writer import (
     ChatAnswer,
     Figures,
@@ -339,13 +339,6 @@ _ADVICE: Final = {
 _REFUSED: Final = Operation("Refused, with advice")
 
 
-class PullBody(Struct):
-    """Older clients send `name` instead of `model`."""
-
-    model: str | None = None
-    name: str | None = None
-
-
 class Pulled(Struct):
     status: str = "success"
 
@@ -354,14 +347,14 @@ class Pulled(Struct):
     "/api/pull",
     Operation(
         "Done for a model that is here, else refused",
-        body=PullBody,
+        body=NamedModelBody,
         answer=Pulled,
         refusals=NAMES_MODEL,
     ),
 )
 async def pull(request: HttpRequest) -> Response:
     """Succeed if the model is served here, since Codex always asks for a pull. Otherwise refuse."""
-    body = await read_json(request, PullBody)
+    body = await read_json(request, NamedModelBody)
     try:
         call_of(request, body.model or body.name)
     except Refusal:

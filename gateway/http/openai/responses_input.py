@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Sequence
 from itertools import chain
 from typing import Final, NamedTuple
@@ -38,7 +39,6 @@ from gateway.http.openai.responses_items import (
     own_items,
     without_superseded,
 )
-from gateway.http.openai.responses_objects import hexadecimal, new_id
 from gateway.http.openai.stored_answers import mailbox_of
 from gateway.http.wire.access_log import unique
 from gateway.http.wire.bodies import beside_the_loop, take_decoded
@@ -260,19 +260,19 @@ async def gather(http_request: HttpRequest, body: ResponseBody) -> ResponseInput
     check_supported(body, "responses")
     call = ModelCall(http_request, body.model)
     body = with_defaults(body, call.model.settings)
-    response_id = new_id()
+    suffix = uuid.uuid4().hex
     mailbox, owner, share = mailbox_of(http_request), call.caller.owner, call.share
     before: list[ItemBody] = []
     if body.previous_response_id is not None:
         before = await earlier_items(mailbox, owner, body.previous_response_id, share)
     check_items(body.input, before)
-    new = await call.beside_the_loop(own_items, body.input, hexadecimal(response_id))
+    new = await call.beside_the_loop(own_items, body.input, suffix)
     items = [*before, *await resolved(mailbox, owner, new, share)]
     # An earlier response has accepted these items, so errors don't name them one by one.
     names = ["previous_response_id"] * len(before)
     names += [f"input[{index}]" for index in range(len(new))]
     items, names = without_superseded(items, names)
-    return ResponseInput(call, body, response_id, items, names)
+    return ResponseInput(call, body, f"resp_{suffix}", items, names)
 
 
 def _instructions(asked: ResponseInput) -> str | None:

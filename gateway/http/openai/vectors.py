@@ -143,7 +143,7 @@ class EmbeddingItem(Struct):
     embedding: list[float] | str
 
 
-class EmbeddingUsage(Struct):
+class PromptUsage(Struct):
     prompt_tokens: int
     total_tokens: int
 
@@ -154,7 +154,7 @@ class EmbeddingList(Struct):
     object: Literal["list"]
     data: list[EmbeddingItem]
     model: str
-    usage: EmbeddingUsage
+    usage: PromptUsage
 
 
 @routes.post(
@@ -261,17 +261,12 @@ class Result(Struct):
     document: RerankDocument | UnsetType = UNSET
 
 
-class RerankUsage(Struct):
-    prompt_tokens: int
-    total_tokens: int
-
-
 class RerankAnswer(Struct):
     """The answer that `_written_scores` writes."""
 
     id: str
     model: str
-    usage: RerankUsage
+    usage: PromptUsage
     results: list[Result]
 
 

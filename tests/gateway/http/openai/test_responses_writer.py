@@ -80,7 +80,8 @@ def _form(*, seals: bool = False) -> ResponseForm:
         top_p=1.0,
         truncation="disabled",
     )
-    return ResponseForm.decode(ResponseForm(response, seals, meanings=MEANINGS).encode())
+    form = ResponseForm(response, seals, meanings=MEANINGS)
+    return msgspec.json.decode(msgspec.json.encode(form), type=ResponseForm)
 
 
 def _request() -> Request:
