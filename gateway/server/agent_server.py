@@ -30,7 +30,7 @@ from gateway.access.api_key import digest_of
 from gateway.access.caller import shown_key
 from gateway.http.wire.access_log import begin_record
 from gateway.http.wire.bodies import read_json
-from gateway.http.wire.connection import Connection
+from gateway.http.wire.connection import ClientConnection
 from gateway.http.wire.connection_limits import ConnectionLimiter, Handshake, capacity
 from gateway.http.wire.errors import error_response, on_defect, on_http_exception, on_refusal
 from gateway.server.agent_sessions import MOST_RANKS, Sessions
@@ -274,7 +274,7 @@ async def _serve(
             AgentKeyMiddleware(app, key),
             http=functools.partial(  # type: ignore[arg-type]
                 Handshake,
-                Connection,
+                ClientConnection,
                 limiter=limiter,
                 context=certificates.context,
                 tasks=handshakes,

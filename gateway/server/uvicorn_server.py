@@ -14,7 +14,7 @@ from typing import Final
 
 import uvicorn
 
-from gateway.http.wire.connection import Connection
+from gateway.http.wire.connection import ClientConnection
 from gateway.system.listening import is_listened_at
 
 _START_S: Final = 10.0
@@ -64,7 +64,7 @@ class UvicornServer(uvicorn.Server):
     def offer_connections(self) -> None:
         """Give the idle connections to the next gateway."""
         for each in list(self.server_state.connections):
-            if isinstance(each, Connection):
+            if isinstance(each, ClientConnection):
                 each.offer()
 
     async def take_connection(self, connected: socket.socket) -> None:

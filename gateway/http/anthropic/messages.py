@@ -14,7 +14,7 @@ from starlette.responses import Response
 from gateway.config.model import Model
 from gateway.http.anthropic.bodies import AnthropicConversation, converse
 from gateway.http.anthropic.writer import AnthropicMessage, Count, MessageFormat
-from gateway.http.generation.conversation import Conversation, check_number
+from gateway.http.generation.conversation import ConversationBuilder, check_number
 from gateway.http.generation.generation import (
     LARGEST_COUNT,
     GenerationBody,
@@ -27,7 +27,7 @@ from gateway.http.generation.generation import (
 from gateway.http.generation.model_call import ModelCall
 from gateway.http.generation.pictures import named
 from gateway.http.generation.text_request import (
-    Draft,
+    RequestDraft,
     TextRequest,
     counting,
     draft_chat,
@@ -216,10 +216,10 @@ async def _request(
     return await request_text(call, functools.partial(_draft, body, parameters, counts), "messages")
 
 
-def _draft(body: CountBody, parameters: GenerationBody, counts: bool, model: Model) -> Draft:
+def _draft(body: CountBody, parameters: GenerationBody, counts: bool, model: Model) -> RequestDraft:
     """With `counts` the worker only counts the tokens of the prompt."""
     tools = body.tools or []
-    conversation = Conversation(vision=model.settings.pictures)
+    conversation = ConversationBuilder(vision=model.settings.pictures)
     referred = converse(body, conversation, deferred(tools))
     goes_on = conversation.goes_on("messages")
     last = conversation.messages[-1].content if goes_on else ""

@@ -33,7 +33,7 @@ class PlacedPicture(Struct, frozen=True):
 class MessageText:
     """The text of a message while its parts are added, and the places of its pictures."""
 
-    def __init__(self, conversation: Conversation, role: str, separator: str) -> None:
+    def __init__(self, conversation: ConversationBuilder, role: str, separator: str) -> None:
         self.parts: list[str] = []
         self.pictures: list[PlacedPicture] = []
         self._conversation = conversation
@@ -62,7 +62,7 @@ class MessageText:
             self.add(UNSEEN if self._separator else f"\n{UNSEEN}\n")
 
 
-class Conversation:
+class ConversationBuilder:
     """The messages of a conversation, while an API adds them. `left_out` names the parts that the
     model doesn't get.
 

@@ -7,7 +7,7 @@
 5. The headers and the body give the terms: deadline, priority, how long the model stays loaded.
 6. For each prompt and each answer to it a request is made, and the key's limits count it.
 7. The requests go into the model's queue.
-8. As their pieces come, the API's writer writes the answer (`Answer`).
+8. As their pieces come, the API's writer writes the answer (`TextAnswer`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.config.model import Model
-from gateway.http.generation.conversation import Conversation
+from gateway.http.generation.conversation import ConversationBuilder
 from gateway.http.generation.generation import (
     MOST_ANSWERS,
     GenerationBody,
@@ -33,7 +33,7 @@ from gateway.http.generation.pictures import (
     not_looked_at,
 )
 from gateway.http.wire.access_log import unique
-from gateway.http.wire.answer import EVENTS, Answer, Framing
+from gateway.http.wire.answer import EVENTS, Framing, TextAnswer
 from gateway.http.wire.errors import invalid
 from gateway.requests.choices import Format, answers_to
 from gateway.requests.request import Request
@@ -51,7 +51,7 @@ _SAME_NAMES: Final[tuple[RequestField, ...]] = (
 )
 
 
-class Draft(Struct):
+class RequestDraft(Struct):
     """What an API makes of a body: the parameters under the names of chat, and the message for a
     worker for each prompt, without an id and without the bytes of pictures. The only prompt of a
     chat is made from its `conversation`.
@@ -59,18 +59,18 @@ class Draft(Struct):
 
     parameters: GenerationBody
     generates: Sequence[Generate]
-    conversation: Conversation | None = None
+    conversation: ConversationBuilder | None = None
 
 
 def draft_chat(
     parameters: GenerationBody,
-    conversation: Conversation,
+    conversation: ConversationBuilder,
     arguments: str,
     limit: int | None,
     *,
     goes_on: bool,
     **fields: Any,
-) -> Draft:
+) -> RequestDraft:
     """The draft of a chat. `arguments` are those of the chat template, `limit` the most tokens of
     the answer, and `fields` what else the API sets of `Generate`. With `goes_on` the answer goes on
     in the last message.
@@ -79,7 +79,7 @@ def draft_chat(
     generate = msgspec.structs.replace(
         generate_message(parameters, prompt, limit), parsed=True, thinks=thinks(arguments), **fields
     )
-    return Draft(parameters, [generate], conversation)
+    return RequestDraft(parameters, [generate], conversation)
 
 
 class TextRequest(Struct, frozen=True):
@@ -98,7 +98,7 @@ class TextRequest(Struct, frozen=True):
         stream: bool = False,
         framing: Framing = EVENTS,
         complete: Callable[[], Awaitable[None]] | None = None,
-    ) -> Answer:
+    ) -> TextAnswer:
         """Put the requests into the model's queue. Returns the response that writes their answers.
         `complete` is awaited before the end of the answer is sent.
 
@@ -107,7 +107,7 @@ class TextRequest(Struct, frozen=True):
         """
         call = self.call
         call.fleet.submit(call.compartment, *self.requests)  # 7
-        return Answer(  # 8
+        return TextAnswer(  # 8
             call.compartment,
             self.requests,
             form,
@@ -119,7 +119,7 @@ class TextRequest(Struct, frozen=True):
 
 
 async def request_text(
-    call: ModelCall, draft: Callable[[Model], Draft], prompt_param: str
+    call: ModelCall, draft: Callable[[Model], RequestDraft], prompt_param: str
 ) -> TextRequest:
     """Steps 3 to 6. `prompt_param` names the body's field with the prompt.
 
@@ -134,16 +134,16 @@ async def request_text(
     return TextRequest(call, requests, left_out)
 
 
-def counting(drafted: Draft) -> Draft:
+def counting(drafted: RequestDraft) -> RequestDraft:
     """The draft by which a worker only counts the tokens of the prompts."""
     generates = [
         msgspec.structs.replace(generate, max_tokens=0, counts=True, constraint=None)
         for generate in drafted.generates
     ]
-    return Draft(drafted.parameters, generates, drafted.conversation)
+    return RequestDraft(drafted.parameters, generates, drafted.conversation)
 
 
-async def with_pictures(call: ModelCall, drafted: Draft) -> Sequence[Generate]:
+async def with_pictures(call: ModelCall, drafted: RequestDraft) -> Sequence[Generate]:
     """The messages for a worker, with the bytes of their pictures.
 
     Raises:

@@ -16,7 +16,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from gateway.config.model import Model
-from gateway.http.generation.conversation import Conversation
+from gateway.http.generation.conversation import ConversationBuilder
 from gateway.http.generation.generation import (
     GenerationBody,
     generate_message,
@@ -24,7 +24,7 @@ from gateway.http.generation.generation import (
 from gateway.http.generation.model_call import ModelCall, keep_alive_s
 from gateway.http.generation.parameters import check_supported
 from gateway.http.generation.text_request import (
-    Draft,
+    RequestDraft,
     TextRequest,
     counting,
     draft_chat,
@@ -97,7 +97,7 @@ async def load(call: ModelCall, body: AnswerBody, *, chat: bool) -> Response:
     if unload and call.compartment.over:
         return Response(done(), media_type="application/json")
     parameters = GenerationBody(model=call.model.id, keep_alive=body.keep_alive)
-    nothing = Draft(parameters, [generate_message(parameters, TextPrompt("Hello"), None)])
+    nothing = RequestDraft(parameters, [generate_message(parameters, TextPrompt("Hello"), None)])
     asked = await request_text(call, lambda _: counting(nothing), "prompt")
     return asked.answer(CountFormat(done), stream=body.stream is not False, framing=LINES)
 
@@ -151,8 +151,8 @@ def _answer(asked: TextRequest, body: OllamaChatBody | GenerateBody) -> Response
     return asked.answer(form, stream=body.stream is not False, framing=LINES)
 
 
-def _draft_chat(body: OllamaChatBody, model: Model) -> Draft:
-    conversation = Conversation(vision=model.settings.pictures)
+def _draft_chat(body: OllamaChatBody, model: Model) -> RequestDraft:
+    conversation = ConversationBuilder(vision=model.settings.pictures)
     converse(body.messages or (), conversation)
     goes_on = conversation.goes_on("messages")
     tools = [ToolBody(tool.function, tool.type) for tool in body.tools or ()]
@@ -162,7 +162,7 @@ def _draft_chat(body: OllamaChatBody, model: Model) -> Draft:
     )
 
 
-def _draft_prompt(body: GenerateBody, model: Model) -> Draft:
+def _draft_prompt(body: GenerateBody, model: Model) -> RequestDraft:
     """The prompt is a text with `raw` or `suffix`, else a conversation of one message."""
     if body.raw or body.suffix:
         if body.images:
@@ -174,8 +174,8 @@ def _draft_prompt(body: GenerateBody, model: Model) -> Draft:
             constraint=constraint_of(body),
             logprobs=_logprobs(body),
         )
-        return Draft(parameters, [generate])
-    conversation = Conversation(vision=model.settings.pictures)
+        return RequestDraft(parameters, [generate])
+    conversation = ConversationBuilder(vision=model.settings.pictures)
     if body.system:
         conversation.add("system", body.system)
     message = conversation.text("user", separator="\n")
@@ -189,11 +189,11 @@ def _draft_prompt(body: GenerateBody, model: Model) -> Draft:
 def _draft(
     body: AnswerBody,
     model: Model,
-    conversation: Conversation,
+    conversation: ConversationBuilder,
     *,
     goes_on: bool = False,
     tools: Tools | None = None,
-) -> Draft:
+) -> RequestDraft:
     conversation.begin_with(model.settings.system)
     arguments = arguments_of(body.think, model.settings.template_arguments)
     parameters = generation(body.options, model, body.keep_alive)

@@ -12,7 +12,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from gateway.config.model import Model
-from gateway.http.generation.conversation import Conversation, MessageText, check_number
+from gateway.http.generation.conversation import ConversationBuilder, MessageText, check_number
 from gateway.http.generation.generation import (
     LARGEST_COUNT,
     TemplateBody,
@@ -23,7 +23,7 @@ from gateway.http.generation.generation import (
 from gateway.http.generation.model_call import ModelCall, check_mailbox
 from gateway.http.generation.parameters import check_supported, refusing
 from gateway.http.generation.pictures import Source
-from gateway.http.generation.text_request import Draft, draft_chat, request_text
+from gateway.http.generation.text_request import RequestDraft, draft_chat, request_text
 from gateway.http.generation.tools import ToolBody, ToolChoiceBody, replaced, tools_of
 from gateway.http.openai.chat_writer import ChatChunk, ChatCompletion, ChatForm, ChatFormat
 from gateway.http.openai.stored_answers import store_chat, stored_chat_routes
@@ -96,7 +96,7 @@ class ChatMessageBody(BodyPart):
     tool_call_id: str | None = None
 
 
-def converse(bodies: Sequence[ChatMessageBody], conversation: Conversation) -> None:
+def converse(bodies: Sequence[ChatMessageBody], conversation: ConversationBuilder) -> None:
     """Add the messages to the conversation.
 
     Raises:
@@ -106,7 +106,7 @@ def converse(bodies: Sequence[ChatMessageBody], conversation: Conversation) -> N
         _add_message(body, f"messages[{index}].", conversation)
 
 
-def _add_message(body: ChatMessageBody, path: str, conversation: Conversation) -> None:
+def _add_message(body: ChatMessageBody, path: str, conversation: ConversationBuilder) -> None:
     check_supported(body, "message", path)
     if body.content is None and body.role not in ("assistant", "tool"):
         raise invalid(
@@ -234,9 +234,9 @@ async def create_chat_completion(http_request: HttpRequest) -> Response:
     return asked.answer(ChatFormat(form, asked.requests[0]), stream=stream)
 
 
-def draft(body: ChatBody, model: Model) -> Draft:
+def draft(body: ChatBody, model: Model) -> RequestDraft:
     body = with_defaults(body, model.settings)
-    conversation = Conversation(vision=model.settings.pictures)
+    conversation = ConversationBuilder(vision=model.settings.pictures)
     converse(body.messages, conversation)
     conversation.left_out |= replaced(tool.function.name for tool in body.tools or ())
     goes_on = _goes_on(body, conversation)
@@ -263,7 +263,7 @@ def draft(body: ChatBody, model: Model) -> Draft:
     )
 
 
-def _goes_on(body: ChatBody, conversation: Conversation) -> bool:
+def _goes_on(body: ChatBody, conversation: ConversationBuilder) -> bool:
     """Raises: Refusal: vLLM's two fields contradict each other or the messages."""
     begins, goes = body.add_generation_prompt, body.continue_final_message
     ends_open = conversation.messages[-1].role == "assistant"

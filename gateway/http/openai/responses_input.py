@@ -13,7 +13,7 @@ from msgspec import Struct
 from starlette.requests import Request as HttpRequest
 
 from gateway.config.model import Model
-from gateway.http.generation.conversation import Conversation
+from gateway.http.generation.conversation import ConversationBuilder
 from gateway.http.generation.generation import (
     constraint_of,
     with_defaults,
@@ -21,7 +21,7 @@ from gateway.http.generation.generation import (
 from gateway.http.generation.model_call import ModelCall
 from gateway.http.generation.parameters import check_supported
 from gateway.http.generation.text_request import (
-    Draft,
+    RequestDraft,
     counting,
     draft_chat,
     with_pictures,
@@ -286,7 +286,7 @@ def _is_system(item: ItemBody) -> bool:
     return item.kind == "message" and item.role in ("system", "developer")
 
 
-def draft(asked: ResponseInput, cut: int, model: Model) -> Draft:
+def draft(asked: ResponseInput, cut: int, model: Model) -> RequestDraft:
     """The draft without the first `cut` items."""
     body, settings = asked.body, model.settings
     parameters = body.generation()
@@ -294,7 +294,7 @@ def draft(asked: ResponseInput, cut: int, model: Model) -> Draft:
         parameters.priority = LOWEST_PRIORITY
     arguments = parameters.template_arguments(settings.template_arguments)
     places = places_after(asked.items, cut)
-    conversation = Conversation(vision=settings.pictures)
+    conversation = ConversationBuilder(vision=settings.pictures)
     brought = converse(
         _instructions(asked),
         [asked.items[place] for place in places],

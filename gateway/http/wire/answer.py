@@ -166,7 +166,7 @@ async def until_gone(receive: Receive) -> None:
         pass
 
 
-class Answer(Reply):
+class TextAnswer(Reply):
     """The answers of one or more requests. A stream that waits for long begins with a comment, so a
     later failure is an event of the stream. If one request fails, all requests end.
     """

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.http.generation.conversation import Conversation
+from gateway.http.generation.conversation import ConversationBuilder
 from gateway.http.generation.parameters import check_supported
 from gateway.http.openai.responses_bodies import ResponseBody, check_body, tools
 from gateway.http.openai.responses_conversation import BroughtTools, converse
@@ -33,7 +33,7 @@ def _messages(
 ) -> list[ChatMessage]:
     items = _items(*bodies)
     names = [f"input[{index}]" for index in range(len(items))]
-    conversation = Conversation(vision=True)
+    conversation = ConversationBuilder(vision=True)
     converse(instructions, items, names, conversation)
     read = dict(zip(conversation.sources, pictures, strict=True))
     return list(conversation.shown(read))
