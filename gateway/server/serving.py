@@ -16,7 +16,7 @@ from typing import Final
 import uvicorn
 
 from gateway.http.app import Parts, build_app
-from gateway.http.wire.connection import Connection
+from gateway.http.wire.connection import ClientConnection
 from gateway.http.wire.connection_limits import Handshake
 from gateway.library.pulls import Pulls
 from gateway.models.model_supervisor import ModelSupervisor
@@ -66,10 +66,10 @@ class GatewayServer:
         self._signals: asyncio.Queue[int] = asyncio.Queue()
         self._background = Tasks("server")
         self._handshakes = Tasks("connections")
-        protocol = functools.partial(Connection, limiter=parts.limiter)
+        protocol = functools.partial(ClientConnection, limiter=parts.limiter)
         secure = certificates and functools.partial(
             Handshake,
-            Connection,
+            ClientConnection,
             limiter=parts.limiter,
             context=certificates.context,
             tasks=self._handshakes,

@@ -14,7 +14,7 @@ from typing import Final
 
 import uvicorn
 
-from gateway.http.wire.connection import Connection
+from gateway.http.wire.connection import ClientConnection
 from gateway.system.listening import is_listened_at
 
 _START_S: Final = 10.0
@@ -63,9 +63,9 @@ class UvicornServer(uvicorn.Server):
 
     def offer_connections(self) -> None:
         """Give the idle connections to the next gateway."""
-        for connection in list(self.server_state.connections):
-            if isinstance(connection, Connection):
-                connection.offer()
+        for each in list(self.server_state.connections):
+            if isinstance(each, ClientConnection):
+                each.offer()
 
     async def serve_connection(self, connected: socket.socket) -> None:
         """Serve a connection that another gateway has accepted."""

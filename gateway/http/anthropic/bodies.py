@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from gateway.http.generation.conversation import UNSEEN, Conversation, MessageText
+from gateway.http.generation.conversation import UNSEEN, ConversationBuilder, MessageText
 from gateway.http.generation.pictures import Source, named
 from gateway.http.generation.tools import FunctionBody, template_function
 from gateway.http.wire.bodies import AT, BodyPart
@@ -139,11 +139,11 @@ def _as_blocks(content: str | list[Any] | None) -> list[Any]:
     return [TextBlock(content)] if isinstance(content, str) else content or []
 
 
-class _Kind(Struct):
+class _BlockType(Struct):
     type: str
 
 
-_KIND: Final = msgspec.json.Decoder(_Kind)
+_BLOCK_TYPE: Final = msgspec.json.Decoder(_BlockType)
 
 
 def _decoded(blocks: Any, known: msgspec.json.Decoder[Any]) -> list[Any]:
@@ -153,7 +153,7 @@ def _decoded(blocks: Any, known: msgspec.json.Decoder[Any]) -> list[Any]:
 
 def _block(block: Raw, known: msgspec.json.Decoder[Any], place: int) -> Any:
     try:
-        kind = _KIND.decode(block).type
+        kind = _BLOCK_TYPE.decode(block).type
         if kind in _KNOWN:
             return known.decode(block)
     except msgspec.ValidationError as error:
@@ -196,7 +196,7 @@ class AnthropicConversation(Struct):
 
 def converse(
     body: AnthropicConversation,
-    conversation: Conversation,
+    conversation: ConversationBuilder,
     deferred: Mapping[str, FunctionBody] | None = None,
 ) -> set[str]:
     """Add the messages to the conversation. A `deferred` tool is described where a tool result
@@ -219,7 +219,9 @@ def converse(
     return tools.referred
 
 
-def _add_assistant(message: AnthropicMessageBody, path: str, conversation: Conversation) -> None:
+def _add_assistant(
+    message: AnthropicMessageBody, path: str, conversation: ConversationBuilder
+) -> None:
     texts, thoughts, calls = [], [], []
     for place, block in enumerate(message.blocks):
         match block:
@@ -277,7 +279,7 @@ class _UserMessage:
         self,
         message: AnthropicMessageBody,
         path: str,
-        conversation: Conversation,
+        conversation: ConversationBuilder,
         tools: _DeferredTools,
     ) -> None:
         self._message = message

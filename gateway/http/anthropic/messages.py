@@ -14,22 +14,25 @@ from starlette.responses import Response
 from gateway.config.model import Model
 from gateway.http.anthropic.bodies import AnthropicConversation, converse
 from gateway.http.anthropic.writer import AnthropicMessage, Count, MessageFormat
-from gateway.http.generation.conversation import Conversation, check_number
+from gateway.http.generation.conversation import ConversationBuilder, check_number
 from gateway.http.generation.generation import (
     LARGEST_COUNT,
     GenerationBody,
     Probability,
     StopSequence,
     Tokens,
-    counting,
     encode_arguments,
-    generate_message,
-    thinks,
     with_defaults,
 )
 from gateway.http.generation.model_call import ModelCall
 from gateway.http.generation.pictures import named
-from gateway.http.generation.text_request import Draft, TextRequest, request_text
+from gateway.http.generation.text_request import (
+    RequestDraft,
+    TextRequest,
+    counting,
+    draft_chat,
+    request_text,
+)
 from gateway.http.generation.tools import (
     ChosenTool,
     FunctionBody,
@@ -213,10 +216,10 @@ async def _request(
     return await request_text(call, functools.partial(_draft, body, parameters, counts), "messages")
 
 
-def _draft(body: CountBody, parameters: GenerationBody, counts: bool, model: Model) -> Draft:
+def _draft(body: CountBody, parameters: GenerationBody, counts: bool, model: Model) -> RequestDraft:
     """With `counts` the worker only counts the tokens of the prompt."""
     tools = body.tools or []
-    conversation = Conversation(vision=model.settings.pictures)
+    conversation = ConversationBuilder(vision=model.settings.pictures)
     referred = converse(body, conversation, deferred(tools))
     goes_on = conversation.goes_on("messages")
     last = conversation.messages[-1].content if goes_on else ""
@@ -231,19 +234,17 @@ def _draft(body: CountBody, parameters: GenerationBody, counts: bool, model: Mod
     thinking = None if body.thinking is None else body.thinking.type != "disabled"
     effort = None if body.output_config is None else body.output_config.effort
     arguments = encode_arguments(model.settings.template_arguments, thinking, effort)
-    generate = msgspec.structs.replace(
-        generate_message(
-            with_defaults(parameters, model.settings),
-            conversation.prompt(arguments, goes_on=goes_on),
-            parameters.limit,
-        ),
-        parsed=True,
+    drafted = draft_chat(
+        with_defaults(parameters, model.settings),
+        conversation,
+        arguments,
+        parameters.limit,
+        goes_on=goes_on,
         tools=callable_tools(tools, body.tool_choice, referred),
         constraint=_constraint(body),
         reasoning_tokens=body.thinking and body.thinking.budget_tokens,
-        thinks=thinks(arguments),
     )
-    return Draft(parameters, [counting(generate) if counts else generate], conversation)
+    return counting(drafted) if counts else drafted
 
 
 def _left_out(body: CountBody) -> set[str]:

@@ -15,7 +15,7 @@ from msgspec import Struct
 from gateway.http.generation.pictures import Source
 from gateway.http.wire.errors import invalid
 from gateway.system.refusal import Refusal
-from protocol.requests import ChatMessage, ChatPrompt, Picture
+from protocol.requests import ChatMessage, Picture
 
 UNSEEN: Final = "(Here is a picture, which this model can't look at.)"
 # No context has room for more messages, since each message takes some tokens.
@@ -33,7 +33,7 @@ class PlacedPicture(Struct, frozen=True):
 class MessageText:
     """The text of a message while its parts are added, and the places of its pictures."""
 
-    def __init__(self, conversation: Conversation, role: str, separator: str) -> None:
+    def __init__(self, conversation: ConversationBuilder, role: str, separator: str) -> None:
         self.parts: list[str] = []
         self.pictures: list[PlacedPicture] = []
         self._conversation = conversation
@@ -62,7 +62,7 @@ class MessageText:
             self.add(UNSEEN if self._separator else f"\n{UNSEEN}\n")
 
 
-class Conversation:
+class ConversationBuilder:
     """The messages of a conversation, while an API adds them. `left_out` names the parts that the
     model doesn't get.
 
@@ -120,12 +120,6 @@ class Conversation:
     def sources(self) -> list[Source]:
         """The addresses of the pictures that the model looks at, in order."""
         return [picture.source for pictures in self._pictures for picture in pictures]
-
-    def prompt(self, arguments: str, *, goes_on: bool) -> ChatPrompt:
-        """The prompt for a worker, without the pictures' bytes. `arguments` are those of the chat
-        template. With `goes_on` the answer goes on in the last message.
-        """
-        return ChatPrompt(tuple(self.messages), arguments, goes_on)
 
     def shown(self, read: Mapping[Source, bytes]) -> tuple[ChatMessage, ...]:
         """The messages with their pictures, whose bytes are in `read`."""

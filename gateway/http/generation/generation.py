@@ -201,11 +201,6 @@ def generate_message(body: GenerationBody, prompt: Prompt, max_tokens: int | Non
     )
 
 
-def counting(generate: Generate) -> Generate:
-    """The message by which a worker only counts the tokens of the prompt."""
-    return msgspec.structs.replace(generate, max_tokens=0, counts=True, constraint=None)
-
-
 _MOST_CHARACTERS: Final = 1 << 18
 
 _NAMES: Final = (

@@ -7,29 +7,33 @@
 5. The headers and the body give the terms: deadline, priority, how long the model stays loaded.
 6. For each prompt and each answer to it a request is made, and the key's limits count it.
 7. The requests go into the model's queue.
-8. As their pieces come, the API's writer writes the answer (`Answer`).
+8. As their pieces come, the API's writer writes the answer (`TextAnswer`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
 
 from gateway.config.model import Model
-from gateway.http.generation.conversation import Conversation
-from gateway.http.generation.generation import MOST_ANSWERS, GenerationBody
+from gateway.http.generation.conversation import ConversationBuilder
+from gateway.http.generation.generation import (
+    MOST_ANSWERS,
+    GenerationBody,
+    generate_message,
+    thinks,
+)
 from gateway.http.generation.model_call import ModelCall, check_mailbox
 from gateway.http.generation.pictures import (
     PictureReader,
-    Source,
     left_out_header,
     not_looked_at,
 )
 from gateway.http.wire.access_log import unique
-from gateway.http.wire.answer import EVENTS, Answer, Framing
+from gateway.http.wire.answer import EVENTS, Framing, TextAnswer
 from gateway.http.wire.errors import invalid
 from gateway.requests.choices import Format, answers_to
 from gateway.requests.request import Request
@@ -47,7 +51,7 @@ _SAME_NAMES: Final[tuple[RequestField, ...]] = (
 )
 
 
-class Draft(Struct):
+class RequestDraft(Struct):
     """What an API makes of a body: the parameters under the names of chat, and the message for a
     worker for each prompt, without an id and without the bytes of pictures. The only prompt of a
     chat is made from its `conversation`.
@@ -55,7 +59,27 @@ class Draft(Struct):
 
     parameters: GenerationBody
     generates: Sequence[Generate]
-    conversation: Conversation | None = None
+    conversation: ConversationBuilder | None = None
+
+
+def draft_chat(
+    parameters: GenerationBody,
+    conversation: ConversationBuilder,
+    arguments: str,
+    limit: int | None,
+    *,
+    goes_on: bool,
+    **fields: Any,
+) -> RequestDraft:
+    """The draft of a chat. `arguments` are those of the chat template, `limit` the most tokens of
+    the answer, and `fields` what else the API sets of `Generate`. With `goes_on` the answer goes on
+    in the last message.
+    """
+    prompt = ChatPrompt(tuple(conversation.messages), arguments, goes_on)
+    generate = msgspec.structs.replace(
+        generate_message(parameters, prompt, limit), parsed=True, thinks=thinks(arguments), **fields
+    )
+    return RequestDraft(parameters, [generate], conversation)
 
 
 class TextRequest(Struct, frozen=True):
@@ -74,7 +98,7 @@ class TextRequest(Struct, frozen=True):
         stream: bool = False,
         framing: Framing = EVENTS,
         complete: Callable[[], Awaitable[None]] | None = None,
-    ) -> Answer:
+    ) -> TextAnswer:
         """Put the requests into the model's queue. Returns the response that writes their answers.
         `complete` is awaited before the end of the answer is sent.
 
@@ -83,7 +107,7 @@ class TextRequest(Struct, frozen=True):
         """
         call = self.call
         call.fleet.submit(call.supervisor, *self.requests)  # 7
-        return Answer(  # 8
+        return TextAnswer(  # 8
             call.supervisor,
             self.requests,
             form,
@@ -95,7 +119,7 @@ class TextRequest(Struct, frozen=True):
 
 
 async def request_text(
-    call: ModelCall, draft: Callable[[Model], Draft], prompt_param: str
+    call: ModelCall, draft: Callable[[Model], RequestDraft], prompt_param: str
 ) -> TextRequest:
     """Steps 3 to 6. `prompt_param` names the body's field with the prompt.
 
@@ -104,39 +128,44 @@ async def request_text(
     """
     check_mailbox(call.http)
     drafted = await call.beside_the_loop(draft, call.model)  # 3
-    conversation, generates = drafted.conversation, drafted.generates
-    if conversation is not None:
-        generates = [
-            with_pictures(generates[0], conversation, await read_pictures(call, conversation))
-        ]  # 4
+    generates = await with_pictures(call, drafted)  # 4
     requests = _requests(call, drafted.parameters, generates, prompt_param)  # 5, 6
-    return TextRequest(call, requests, set() if conversation is None else conversation.left_out)
+    left_out = set() if drafted.conversation is None else drafted.conversation.left_out
+    return TextRequest(call, requests, left_out)
 
 
-async def read_pictures(call: ModelCall, conversation: Conversation) -> dict[Source, bytes]:
-    """The bytes of all pictures of the conversation.
+def counting(drafted: RequestDraft) -> RequestDraft:
+    """The draft by which a worker only counts the tokens of the prompts."""
+    generates = [
+        msgspec.structs.replace(generate, max_tokens=0, counts=True, constraint=None)
+        for generate in drafted.generates
+    ]
+    return RequestDraft(drafted.parameters, generates, drafted.conversation)
+
+
+async def with_pictures(call: ModelCall, drafted: RequestDraft) -> Sequence[Generate]:
+    """The messages for a worker, with the bytes of their pictures.
 
     Raises:
         Refusal: the model takes no pictures, or a picture can't be read.
     """
+    conversation = drafted.conversation
+    if conversation is None:
+        return drafted.generates
     if conversation.refused is not None:
         raise not_looked_at(conversation.refused, call.model.id)
+    sources = conversation.sources
+    if not sources:
+        return drafted.generates
     reader: PictureReader = call.http.app.state.pictures
-    unread = [source for source in conversation.sources if source not in call.pictures]
+    unread = [source for source in sources if source not in call.pictures]
     read = await reader.read(unread, call.fleet.settings.gateway, call.share)
     call.pictures.update(zip(unread, read, strict=True))
-    return call.pictures
-
-
-def with_pictures(
-    generate: Generate, conversation: Conversation, pictures: dict[Source, bytes]
-) -> Generate:
-    """The message for a worker, with the bytes of its pictures."""
-    if not conversation.sources:
-        return generate
+    (generate,) = drafted.generates
     assert isinstance(generate.prompt, ChatPrompt)
-    prompt = msgspec.structs.replace(generate.prompt, messages=conversation.shown(pictures))
-    return msgspec.structs.replace(generate, prompt=prompt)
+    messages = conversation.shown(call.pictures)
+    prompt = msgspec.structs.replace(generate.prompt, messages=messages)
+    return [msgspec.structs.replace(generate, prompt=prompt)]
 
 
 def _requests(

@@ -11,7 +11,7 @@ from msgspec import Meta, Raw, Struct
 from starlette.requests import Request as HttpRequest
 
 from gateway.config.model import Model
-from gateway.http.generation.conversation import Conversation, check_number
+from gateway.http.generation.conversation import ConversationBuilder, check_number
 from gateway.http.generation.generation import (
     GenerationBody,
     Penalty,
@@ -184,7 +184,7 @@ def sources(images: Sequence[str] | None, path: str) -> Iterator[Source]:
         yield Source(url, f"{path}images[{place}]")
 
 
-def converse(bodies: Sequence[OllamaMessageBody], conversation: Conversation) -> None:
+def converse(bodies: Sequence[OllamaMessageBody], conversation: ConversationBuilder) -> None:
     """Add the messages to the conversation. Pictures stand before the text of their message.
 
     Raises:
@@ -192,7 +192,7 @@ def converse(bodies: Sequence[OllamaMessageBody], conversation: Conversation) ->
             object, or there are too many messages.
     """
     check_number(len(bodies))
-    calls = _CallIds()
+    calls = _OllamaCallIds()
     for index, body in enumerate(bodies):
         conversation.start_turn(body.role)
         text = conversation.text(body.role, separator="\n")
@@ -210,7 +210,7 @@ def converse(bodies: Sequence[OllamaMessageBody], conversation: Conversation) ->
         )
 
 
-class _CallIds:
+class _OllamaCallIds:
     """Gives ids to calls and tool results, since most of Ollama's clients send no ids. A result
     without an id belongs to the first call of its tool that has no result yet.
     """

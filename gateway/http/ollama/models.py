@@ -218,12 +218,11 @@ class VersionBody(Struct):
     bulkhead: str
 
 
-class ShowBody(Struct):
+class NamedModelBody(Struct):
     """Older clients send `name` instead of `model`."""
 
     model: str | None = None
     name: str | None = None
-    verbose: bool | None = None
 
 
 class Shown(Struct):
@@ -269,11 +268,11 @@ async def running(request: HttpRequest) -> Response:
 
 @model_routes.post(
     "/api/show",
-    Operation("A model", body=ShowBody, answer=Shown, refusals=NAMES_MODEL, counts=False),
+    Operation("A model", body=NamedModelBody, answer=Shown, refusals=NAMES_MODEL, counts=False),
 )
 @passing_to_bulkheads(streams=False)
 async def show(request: HttpRequest) -> Response:
-    body = await read_json(request, ShowBody)
+    body = await read_json(request, NamedModelBody)
     supervisor = call_of(request, body.model or body.name).supervisor
     files = await _files(request, supervisor)
     settings = supervisor.model.settings

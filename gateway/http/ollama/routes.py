@@ -17,16 +17,20 @@ from starlette.responses import Response
 
 from gateway.access.caller import NeededKey
 from gateway.config.model import Model
-from gateway.http.generation.conversation import Conversation
+from gateway.http.generation.conversation import ConversationBuilder
 from gateway.http.generation.generation import (
     GenerationBody,
-    counting,
     generate_message,
-    thinks,
 )
 from gateway.http.generation.model_call import ModelCall, keep_alive_s
 from gateway.http.generation.parameters import check_supported
-from gateway.http.generation.text_request import Draft, TextRequest, request_text
+from gateway.http.generation.text_request import (
+    RequestDraft,
+    TextRequest,
+    counting,
+    draft_chat,
+    request_text,
+)
 from gateway.http.generation.tools import ToolBody, replaced, tools_of
 from gateway.http.ollama.bodies import (
     AnswerBody,
@@ -39,7 +43,7 @@ from gateway.http.ollama.bodies import (
     generation,
     sources,
 )
-from gateway.http.ollama.models import model_routes
+from gateway.http.ollama.models import NamedModelBody, model_routes
 from gateway.http.ollama.writer import (
     ChatAnswer,
     Figures,
@@ -50,7 +54,7 @@ from gateway.http.ollama.writer import (
     written,
 )
 from gateway.http.openai.completions import Input, parse_inputs
-from gateway.http.openai.vectors import MOST_INPUTS, VectorAnswer, VectorBody, submit
+from gateway.http.openai.vectors import MOST_INPUTS, VectorBody, answer_with_vectors
 from gateway.http.passing.pass_on import passing_to_bulkheads
 from gateway.http.wire.answer import LINES, CountFormat
 from gateway.http.wire.bodies import ABSENT, beside_the_loop, given, json_response, read_json
@@ -59,11 +63,9 @@ from gateway.http.wire.openapi import GENERATES, LINE_STREAM, NAMES_MODEL, Opera
 from gateway.requests.progress import Vectors
 from gateway.requests.request import Request
 from gateway.system.refusal import Refusal
-from protocol.answers import Usage
+from protocol.answers import RequestField, Usage
 from protocol.requests import (
     Embed,
-    Generate,
-    Prompt,
     TextPrompt,
     Tools,
 )
@@ -96,8 +98,8 @@ async def load(call: ModelCall, body: AnswerBody, *, chat: bool) -> Response:
     if unload and call.supervisor.over:
         return Response(done(), media_type="application/json")
     parameters = GenerationBody(model=call.model.id, keep_alive=body.keep_alive)
-    nothing = counting(generate_message(parameters, TextPrompt("Hello"), None))
-    asked = await request_text(call, lambda _: Draft(parameters, [nothing]), "prompt")
+    nothing = RequestDraft(parameters, [generate_message(parameters, TextPrompt("Hello"), None)])
+    asked = await request_text(call, lambda _: counting(nothing), "prompt")
     return asked.answer(CountFormat(done), stream=body.stream is not False, framing=LINES)
 
 
@@ -150,8 +152,8 @@ def _answer(asked: TextRequest, body: OllamaChatBody | GenerateBody) -> Response
     return asked.answer(form, stream=body.stream is not False, framing=LINES)
 
 
-def _draft_chat(body: OllamaChatBody, model: Model) -> Draft:
-    conversation = Conversation(vision=model.settings.pictures)
+def _draft_chat(body: OllamaChatBody, model: Model) -> RequestDraft:
+    conversation = ConversationBuilder(vision=model.settings.pictures)
     converse(body.messages or (), conversation)
     goes_on = conversation.goes_on("messages")
     tools = [ToolBody(tool.function, tool.type) for tool in body.tools or ()]
@@ -161,15 +163,20 @@ def _draft_chat(body: OllamaChatBody, model: Model) -> Draft:
     )
 
 
-def _draft_prompt(body: GenerateBody, model: Model) -> Draft:
+def _draft_prompt(body: GenerateBody, model: Model) -> RequestDraft:
     """The prompt is a text with `raw` or `suffix`, else a conversation of one message."""
     if body.raw or body.suffix:
         if body.images:
             raise invalid("images: they can't be combined with raw or suffix.", "images")
         text = TextPrompt(body.prompt or "", body.suffix or None)
         parameters = generation(body.options, model, body.keep_alive)
-        return Draft(parameters, [_generate(body, parameters, text)])
-    conversation = Conversation(vision=model.settings.pictures)
+        generate = msgspec.structs.replace(
+            generate_message(parameters, text, parameters.limit),
+            constraint=constraint_of(body),
+            logprobs=_logprobs(body),
+        )
+        return RequestDraft(parameters, [generate])
+    conversation = ConversationBuilder(vision=model.settings.pictures)
     if body.system:
         conversation.add("system", body.system)
     message = conversation.text("user", separator="\n")
@@ -183,29 +190,28 @@ def _draft_prompt(body: GenerateBody, model: Model) -> Draft:
 def _draft(
     body: AnswerBody,
     model: Model,
-    conversation: Conversation,
+    conversation: ConversationBuilder,
     *,
     goes_on: bool = False,
     tools: Tools | None = None,
-) -> Draft:
+) -> RequestDraft:
     conversation.begin_with(model.settings.system)
     arguments = arguments_of(body.think, model.settings.template_arguments)
     parameters = generation(body.options, model, body.keep_alive)
-    generate = msgspec.structs.replace(
-        _generate(body, parameters, conversation.prompt(arguments, goes_on=goes_on)),
-        parsed=True,
+    return draft_chat(
+        parameters,
+        conversation,
+        arguments,
+        parameters.limit,
+        goes_on=goes_on,
         tools=tools,
-        thinks=thinks(arguments),
-    )
-    return Draft(parameters, [generate], conversation)
-
-
-def _generate(body: AnswerBody, parameters: GenerationBody, prompt: Prompt) -> Generate:
-    return msgspec.structs.replace(
-        generate_message(parameters, prompt, parameters.limit),
         constraint=constraint_of(body),
-        logprobs=body.top_logprobs or 0 if body.logprobs else None,
+        logprobs=_logprobs(body),
     )
+
+
+def _logprobs(body: AnswerBody) -> int | None:
+    return body.top_logprobs or 0 if body.logprobs else None
 
 
 _MOST_DIMENSIONS: Final = 1 << 16
@@ -312,8 +318,8 @@ def _submit_texts(
 ) -> Response:
     call = call_of(http_request, body.model)
     embed = Embed(request_id="", inputs=tuple(inputs), truncate=truncate, dimensions=dimensions)
-    request = submit(call, body, embed, {"inputs": "input", "dimensions": "dimensions"})
-    return VectorAnswer(call, request, lambda usage: written(request, usage))
+    params: dict[RequestField, str] = {"inputs": "input", "dimensions": "dimensions"}
+    return answer_with_vectors(call, body, embed, params, written)
 
 
 def _numbers(vectors: Vectors, index: int) -> bytes:
@@ -334,13 +340,6 @@ _ADVICE: Final = {
 _REFUSED: Final = Operation("Refused, with advice", key=NeededKey.ADMIN)
 
 
-class PullBody(Struct):
-    """Older clients send `name` instead of `model`."""
-
-    model: str | None = None
-    name: str | None = None
-
-
 class Pulled(Struct):
     status: str = "success"
 
@@ -349,7 +348,7 @@ class Pulled(Struct):
     "/api/pull",
     Operation(
         "Done for a model that is here, else refused",
-        body=PullBody,
+        body=NamedModelBody,
         answer=Pulled,
         refusals=NAMES_MODEL,
         key=NeededKey.ADMIN,
@@ -357,7 +356,7 @@ class Pulled(Struct):
 )
 async def pull(request: HttpRequest) -> Response:
     """Succeed if the model is served here, since Codex always asks for a pull. Otherwise refuse."""
-    body = await read_json(request, PullBody)
+    body = await read_json(request, NamedModelBody)
     try:
         call_of(request, body.model or body.name)
     except Refusal:

@@ -7,26 +7,23 @@ import time
 from collections.abc import Sequence
 from typing import Annotated, Final, Literal
 
-import msgspec
 from msgspec import Meta, Struct
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from gateway.config.model import Model
-from gateway.http.generation.conversation import Conversation, MessageText, check_number
+from gateway.http.generation.conversation import ConversationBuilder, MessageText, check_number
 from gateway.http.generation.generation import (
     LARGEST_COUNT,
     TemplateBody,
     check_generation,
     constraint_of,
-    generate_message,
-    thinks,
     with_defaults,
 )
 from gateway.http.generation.model_call import ModelCall, check_mailbox
 from gateway.http.generation.parameters import check_supported, refusing
 from gateway.http.generation.pictures import Source
-from gateway.http.generation.text_request import Draft, request_text
+from gateway.http.generation.text_request import RequestDraft, draft_chat, request_text
 from gateway.http.generation.tools import ToolBody, ToolChoiceBody, replaced, tools_of
 from gateway.http.openai.chat_writer import ChatChunk, ChatCompletion, ChatForm, ChatFormat
 from gateway.http.openai.stored_answers import store_chat, stored_chat_routes
@@ -99,7 +96,7 @@ class ChatMessageBody(BodyPart):
     tool_call_id: str | None = None
 
 
-def converse(bodies: Sequence[ChatMessageBody], conversation: Conversation) -> None:
+def converse(bodies: Sequence[ChatMessageBody], conversation: ConversationBuilder) -> None:
     """Add the messages to the conversation.
 
     Raises:
@@ -109,7 +106,7 @@ def converse(bodies: Sequence[ChatMessageBody], conversation: Conversation) -> N
         _add_message(body, f"messages[{index}].", conversation)
 
 
-def _add_message(body: ChatMessageBody, path: str, conversation: Conversation) -> None:
+def _add_message(body: ChatMessageBody, path: str, conversation: ConversationBuilder) -> None:
     check_supported(body, "message", path)
     if body.content is None and body.role not in ("assistant", "tool"):
         raise invalid(
@@ -237,9 +234,9 @@ async def create_chat_completion(http_request: HttpRequest) -> Response:
     return asked.answer(ChatFormat(form, asked.requests[0]), stream=stream)
 
 
-def draft(body: ChatBody, model: Model) -> Draft:
+def draft(body: ChatBody, model: Model) -> RequestDraft:
     body = with_defaults(body, model.settings)
-    conversation = Conversation(vision=model.settings.pictures)
+    conversation = ConversationBuilder(vision=model.settings.pictures)
     converse(body.messages, conversation)
     conversation.left_out |= replaced(tool.function.name for tool in body.tools or ())
     goes_on = _goes_on(body, conversation)
@@ -249,9 +246,12 @@ def draft(body: ChatBody, model: Model) -> Draft:
     if alternatives and not body.logprobs:
         raise invalid("top_logprobs: it needs logprobs to be true.", "top_logprobs")
     budget = body.thinking_token_budget
-    generate = msgspec.structs.replace(
-        generate_message(body, conversation.prompt(arguments, goes_on=goes_on), body.limit),
-        parsed=True,
+    return draft_chat(
+        body,
+        conversation,
+        arguments,
+        body.limit,
+        goes_on=goes_on,
         tools=tools_of(
             body.tools, body.tool_choice, parallel=body.parallel_tool_calls is not False
         ),
@@ -259,13 +259,11 @@ def draft(body: ChatBody, model: Model) -> Draft:
         # -1 is vLLM's "no budget".
         reasoning_tokens=None if budget == -1 else budget,
         logprobs=alternatives if body.logprobs else None,
-        thinks=thinks(arguments),
         prediction="" if body.prediction is None else body.prediction.text,
     )
-    return Draft(body, [generate], conversation)
 
 
-def _goes_on(body: ChatBody, conversation: Conversation) -> bool:
+def _goes_on(body: ChatBody, conversation: ConversationBuilder) -> bool:
     """Raises: Refusal: vLLM's two fields contradict each other or the messages."""
     begins, goes = body.add_generation_prompt, body.continue_final_message
     ends_open = conversation.messages[-1].role == "assistant"

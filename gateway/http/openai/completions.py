@@ -26,7 +26,7 @@ from gateway.http.generation.generation import (
 )
 from gateway.http.generation.model_call import ModelCall
 from gateway.http.generation.parameters import refusing
-from gateway.http.generation.text_request import Draft, request_text
+from gateway.http.generation.text_request import RequestDraft, request_text
 from gateway.http.openai.chat_writer import (
     CompletionLogprobs,
     CompletionUsage,
@@ -224,7 +224,7 @@ def _check_best_of(body: CompletionBody) -> None:
     raise invalid(f"best_of: {reason}.", "best_of")
 
 
-def _draft(body: CompletionBody, model: Model) -> Draft:
+def _draft(body: CompletionBody, model: Model) -> RequestDraft:
     body = with_defaults(body, model.settings)
     constraint = constraint_of(body)
     echo = bool(body.echo)
@@ -248,7 +248,7 @@ def _draft(body: CompletionBody, model: Model) -> Draft:
         )
         for prompt in parse_inputs(body.prompt, "prompt", MOST_ANSWERS)
     ]
-    return Draft(body, generates)
+    return RequestDraft(body, generates)
 
 
 def _with_suffix(prompt: Prompt, body: CompletionBody) -> Prompt:

@@ -14,19 +14,16 @@ from msgspec import Raw, Struct
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from gateway.config.model import Model
-from gateway.http.generation.generation import counting
 from gateway.http.generation.model_call import ModelCall
-from gateway.http.generation.text_request import Draft, request_text
+from gateway.http.generation.text_request import counting, request_text
 from gateway.http.openai.responses_bodies import ResponseBody, check_body
 from gateway.http.openai.responses_input import (
-    ResponseInput,
     cut_that_fits,
     draft,
     gather,
     places_after,
 )
-from gateway.http.openai.responses_items import ItemBody, decode_items, encode_items
+from gateway.http.openai.responses_items import ItemBody, decode_items
 from gateway.http.openai.responses_objects import (
     ResponseErrorBody,
     ResponseObject,
@@ -172,9 +169,8 @@ def _passed(after: int, first_number: int) -> int:
 
 class ResponseFamily:
     def form(self, form: bytes, request: Request, first_number: int) -> Format:
-        return ResponseFormat(
-            ResponseForm.decode(form), request, first_number=first_number, announced=True
-        )
+        options = msgspec.json.decode(form, type=ResponseForm)
+        return ResponseFormat(options, request, first_number=first_number, announced=True)
 
     def failure(self, body: bytes, refusal: Refusal) -> AnswerOutcome:
         response = decode(body)
@@ -227,7 +223,7 @@ async def compact(http_request: HttpRequest) -> Response:
     asked.names.append("input")
     request = await request_text(call, functools.partial(draft, asked, 0), "input")
     form = ResponseForm(skeleton(body, call.model.id, asked.response_id), False, compacts=True)
-    stays = await call.beside_the_loop(encode_items, messages)
+    stays = await call.beside_the_loop(msgspec.json.encode, messages)
     return request.answer(_CompactionFormat(form, request.requests[0], stays))
 
 
@@ -264,16 +260,12 @@ class InputTokens(Struct):
 async def count(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, ResponseBody)
     asked = await gather(http_request, body)
-    request = await request_text(asked.call, functools.partial(_draft_count, asked), "input")
+    request = await request_text(
+        asked.call, lambda model: counting(draft(asked, 0, model)), "input"
+    )
     return request.answer(
         CountFormat(lambda usage: msgspec.json.encode(InputTokens(usage.prompt_tokens)))
     )
-
-
-def _draft_count(asked: ResponseInput, model: Model) -> Draft:
-    drafted = draft(asked, 0, model)
-    drafted.generates = [counting(drafted.generates[0])]
-    return drafted
 
 
 logger = logging.getLogger(__name__)
@@ -309,7 +301,7 @@ async def create_response(http_request: HttpRequest) -> Response:
     )
     # Dropped items are not stored, since the next response would have to drop them again.
     stays = [asked.items[place] for place in places_after(asked.items, cut)]
-    items = await call.beside_the_loop(encode_items, stays) if body.stored else b""
+    items = await call.beside_the_loop(msgspec.json.encode, stays) if body.stored else b""
     entry = new_entry(call, asked.response_id, "responses")
     if body.background:
         return await _in_background(call, requests, form, entry, items, stream=bool(body.stream))
@@ -351,7 +343,7 @@ async def _in_background(
     entry.background, entry.streams = True, stream
     form.response.background, form.response.status = True, "queued"
     queued = msgspec.json.encode(form.response)
-    job = await accept(call, entry, requests, form.encode(), queued, items=items)
+    job = await accept(call, entry, requests, msgspec.json.encode(form), queued, items=items)
     if stream:
         mailbox_of(call.http).maker.open(job, queued)
         return Followed(job, stream=True)

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from gateway.http.generation.conversation import (
     UNSEEN,
-    Conversation,
+    ConversationBuilder,
     MessageText,
     PlacedPicture,
 )
@@ -59,7 +59,7 @@ def converse(
     instructions: str | None,
     items: Sequence[ItemBody],
     names: Sequence[str],
-    conversation: Conversation,
+    conversation: ConversationBuilder,
 ) -> BroughtTools:
     """Add items to the conversation. `names` has the name of each item for errors.
 
@@ -89,7 +89,7 @@ class _AssistantMessage(Struct):
 class _ItemWriter:
     """Writes items as messages of a conversation."""
 
-    def __init__(self, conversation: Conversation) -> None:
+    def __init__(self, conversation: ConversationBuilder) -> None:
         self.tools = BroughtTools([], [])
         self._conversation = conversation
         # The texts of the system's messages at the beginning. They are joined to one message, since

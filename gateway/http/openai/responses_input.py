@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Sequence
 from itertools import chain
 from typing import Final, NamedTuple
@@ -12,17 +13,19 @@ from msgspec import Struct
 from starlette.requests import Request as HttpRequest
 
 from gateway.config.model import Model
-from gateway.http.generation.conversation import Conversation
+from gateway.http.generation.conversation import ConversationBuilder
 from gateway.http.generation.generation import (
     constraint_of,
-    counting,
-    generate_message,
-    thinks,
     with_defaults,
 )
 from gateway.http.generation.model_call import ModelCall
 from gateway.http.generation.parameters import check_supported
-from gateway.http.generation.text_request import Draft, read_pictures, with_pictures
+from gateway.http.generation.text_request import (
+    RequestDraft,
+    counting,
+    draft_chat,
+    with_pictures,
+)
 from gateway.http.generation.tools import replaced
 from gateway.http.openai.responses_bodies import ResponseBody, tools
 from gateway.http.openai.responses_conversation import converse
@@ -36,7 +39,6 @@ from gateway.http.openai.responses_items import (
     own_items,
     without_superseded,
 )
-from gateway.http.openai.responses_objects import hexadecimal, new_id
 from gateway.http.openai.stored_answers import mailbox_of
 from gateway.http.wire.access_log import unique
 from gateway.http.wire.bodies import beside_the_loop, take_decoded
@@ -181,7 +183,10 @@ async def cut_that_fits(asked: ResponseInput) -> int:
     """
     if asked.body.background:
         raise invalid("truncation: auto can't be combined with background.", "truncation")
-    terms = asked.call.terms(asked.body.priority, None, {})
+    call = asked.call
+    # The bounds on pictures are those of the whole conversation.
+    await with_pictures(call, await call.beside_the_loop(draft, asked, 0, call.model))
+    terms = call.terms(asked.body.priority, None, {})
     cuts = possible_cuts(asked.items)
     low, high = 0, len(cuts) - 1
     while low < high:
@@ -196,10 +201,8 @@ async def cut_that_fits(asked: ResponseInput) -> int:
 async def _fits(asked: ResponseInput, terms: Terms, cut: int) -> bool:
     call = asked.call
     drafted = await call.beside_the_loop(draft, asked, cut, call.model)
-    assert drafted.conversation is not None
-    pictures = await read_pictures(call, drafted.conversation)
-    generate = with_pictures(drafted.generates[0], drafted.conversation, pictures)
-    task = msgspec.structs.replace(counting(generate), request_id=unique(terms.id))
+    (generate,) = await with_pictures(call, counting(drafted))
+    task = msgspec.structs.replace(generate, request_id=unique(terms.id))
     request = Request(task, terms, call.fleet.now())
     call.fleet.submit(call.supervisor, request)
     try:
@@ -216,7 +219,7 @@ async def _fits(asked: ResponseInput, terms: Terms, cut: int) -> bool:
     if request.usage is None or worker is None or worker.report.context_tokens is None:
         return True
     context = worker.report.context_tokens
-    room = min(generate.max_tokens or _ROOM_TOKENS, context // _SMALL)
+    room = min(drafted.generates[0].max_tokens or _ROOM_TOKENS, context // _SMALL)
     return request.usage.prompt_tokens + room <= context
 
 
@@ -257,19 +260,19 @@ async def gather(http_request: HttpRequest, body: ResponseBody) -> ResponseInput
     check_supported(body, "responses")
     call = ModelCall(http_request, body.model)
     body = with_defaults(body, call.model.settings)
-    response_id = new_id()
+    suffix = uuid.uuid4().hex
     mailbox, owner, share = mailbox_of(http_request), call.caller.owner, call.share
     before: list[ItemBody] = []
     if body.previous_response_id is not None:
         before = await earlier_items(mailbox, owner, body.previous_response_id, share)
     check_items(body.input, before)
-    new = await call.beside_the_loop(own_items, body.input, hexadecimal(response_id))
+    new = await call.beside_the_loop(own_items, body.input, suffix)
     items = [*before, *await resolved(mailbox, owner, new, share)]
     # An earlier response has accepted these items, so errors don't name them one by one.
     names = ["previous_response_id"] * len(before)
     names += [f"input[{index}]" for index in range(len(new))]
     items, names = without_superseded(items, names)
-    return ResponseInput(call, body, response_id, items, names)
+    return ResponseInput(call, body, f"resp_{suffix}", items, names)
 
 
 def _instructions(asked: ResponseInput) -> str | None:
@@ -283,7 +286,7 @@ def _is_system(item: ItemBody) -> bool:
     return item.kind == "message" and item.role in ("system", "developer")
 
 
-def draft(asked: ResponseInput, cut: int, model: Model) -> Draft:
+def draft(asked: ResponseInput, cut: int, model: Model) -> RequestDraft:
     """The draft without the first `cut` items."""
     body, settings = asked.body, model.settings
     parameters = body.generation()
@@ -291,7 +294,7 @@ def draft(asked: ResponseInput, cut: int, model: Model) -> Draft:
         parameters.priority = LOWEST_PRIORITY
     arguments = parameters.template_arguments(settings.template_arguments)
     places = places_after(asked.items, cut)
-    conversation = Conversation(vision=settings.pictures)
+    conversation = ConversationBuilder(vision=settings.pictures)
     brought = converse(
         _instructions(asked),
         [asked.items[place] for place in places],
@@ -309,13 +312,13 @@ def draft(asked: ResponseInput, cut: int, model: Model) -> Draft:
             callable_ = msgspec.structs.replace(callable_, choice="none", name=None)
     if body.prewarms:
         limit = 0
-    prompt = conversation.prompt(arguments, goes_on=conversation.goes_on("input"))
-    generate = msgspec.structs.replace(
-        generate_message(parameters, prompt, limit),
-        parsed=True,
+    return draft_chat(
+        parameters,
+        conversation,
+        arguments,
+        limit,
+        goes_on=conversation.goes_on("input"),
         tools=callable_,
         constraint=constraint,
         logprobs=body.logprobs,
-        thinks=thinks(arguments),
     )
-    return Draft(parameters, [generate], conversation)

@@ -281,10 +281,6 @@ def refused_at(reason: str, param: str) -> Refusal:
     return invalid(f"{param}{separator}{reason}.", param)
 
 
-def encode_items(items: Sequence[ItemBody]) -> bytes:
-    return msgspec.json.encode(items)
-
-
 def decode_items(data: bytes, share: Share) -> list[ItemBody]:
     """Raises: Refusal: the share has no room for the items."""
     take_decoded(share, data)

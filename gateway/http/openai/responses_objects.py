@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 import time
-import uuid
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from gateway.http.generation.generation import limit_of
 from gateway.http.openai.chat_writer import TokenLogprobBody
 from gateway.http.openai.responses_bodies import (
     ReasoningConfig,
@@ -201,10 +201,6 @@ def decode(body: bytes) -> ResponseObject:
     return msgspec.json.decode(body, type=ResponseObject)
 
 
-def new_id() -> str:
-    return f"resp_{uuid.uuid4().hex}"
-
-
 def hexadecimal(response_id: str) -> str:
     """The part of a response's id that the ids of its items contain, too."""
     return response_id.removeprefix("resp_")
@@ -219,13 +215,13 @@ def skeleton(body: ResponseBody, model_id: str, response_id: str) -> ResponseObj
         background=False,
         frequency_penalty=body.frequency_penalty or 0.0,
         instructions=body.instructions,
-        max_output_tokens=body.generation().limit,
+        max_output_tokens=limit_of(body.max_output_tokens),
         metadata=body.metadata or {},
         model=model_id,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         presence_penalty=body.presence_penalty or 0.0,
         previous_response_id=body.previous_response_id,
-        reasoning=_reasoning(body),
+        reasoning=_raw(body.reasoning or ReasoningConfig()),
         store=body.stored,
         temperature=1.0 if body.temperature is None else body.temperature,
         text=_text(body),
@@ -235,10 +231,6 @@ def skeleton(body: ResponseBody, model_id: str, response_id: str) -> ResponseObj
         top_p=1.0 if body.top_p is None else body.top_p,
         truncation=body.truncation or "disabled",
     )
-
-
-def _reasoning(body: ResponseBody) -> Raw:
-    return _raw(body.reasoning or ReasoningConfig())
 
 
 def _text(body: ResponseBody) -> Raw:

@@ -76,13 +76,6 @@ class ResponseForm(Struct):
     # Whether there is no output.
     prewarms: bool = False
 
-    def encode(self) -> bytes:
-        return msgspec.json.encode(self)
-
-    @classmethod
-    def decode(cls, data: bytes) -> ResponseForm:
-        return msgspec.json.decode(data, type=cls)
-
 
 class ResponseFormat:
     """Writes one response, streamed or whole."""

@@ -24,6 +24,7 @@ from gateway.http.wire.answer import Reply
 from gateway.http.wire.bodies import BodyPart, beside_the_loop, read_json
 from gateway.http.wire.errors import error_response, invalid
 from gateway.http.wire.openapi import GENERATES, Operation, Routes
+from gateway.models.model_supervisor import ModelSupervisor
 from gateway.requests.progress import BYTES_PER_NUMBER, Vectors
 from gateway.requests.request import Request
 from gateway.system.refusal import Refusal
@@ -50,34 +51,42 @@ class VectorBody(Struct, kw_only=True):
     keep_alive: float | str | None = None
 
 
-def submit(
-    call: ModelCall, body: VectorBody, embed: Embed, params: dict[RequestField, str]
-) -> Request:
-    """Put a request into the model's queue. `embed` is the message for a worker, without an id;
-    `params` maps fields of this message to the body's names for them.
+def answer_with_vectors(
+    call: ModelCall,
+    body: VectorBody,
+    embed: Embed,
+    params: dict[RequestField, str],
+    written: Callable[[Request, Usage], Iterator[bytes]],
+) -> Response:
+    """Put a request into the model's queue, and return the response that writes its vectors.
+
+    `embed` is the message for a worker, without an id; `params` maps fields of this message to the
+    body's names for them. `written` makes the pieces of the JSON once the vectors are complete.
 
     Raises:
         Refusal: a header or keep_alive can't be read, the limits of the key don't allow the
             request now, or the queue is full.
     """
     check_mailbox(call.http)
-    names = {**params, "truncate": "truncate_prompt_tokens"}
-    terms = call.terms(body.priority, body.keep_alive, names)
+    params = {**params, "truncate": "truncate_prompt_tokens"}
+    terms = call.terms(body.priority, body.keep_alive, params)
     task = msgspec.structs.replace(embed, request_id=unique(terms.id))
     request = Request(task, terms, call.fleet.now())
     call.count([request])
     call.fleet.submit(call.supervisor, request)
-    return request
+    return VectorAnswer(call.supervisor, request, written)
 
 
 class VectorAnswer(Reply):
     """Writes the JSON answer to a request for vectors or scores, in pieces."""
 
     def __init__(
-        self, call: ModelCall, request: Request, written: Callable[[Usage], Iterator[bytes]]
+        self,
+        supervisor: ModelSupervisor,
+        request: Request,
+        written: Callable[[Request, Usage], Iterator[bytes]],
     ) -> None:
-        """`written` makes the pieces of the body once the vectors are complete."""
-        super().__init__(call.supervisor, [request])
+        super().__init__(supervisor, [request])
         self._request = request
         self._written = written
 
@@ -101,7 +110,7 @@ class VectorAnswer(Reply):
         headers = [(b"content-type", b"application/json")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         unsent = bytearray()
-        for piece in self._written(usage):
+        for piece in self._written(self._request, usage):
             unsent += piece
             if len(unsent) >= _WRITTEN_BYTES:
                 await send({"type": "http.response.body", "body": bytes(unsent), "more_body": True})
@@ -134,7 +143,7 @@ class EmbeddingItem(Struct):
     embedding: list[float] | str
 
 
-class EmbeddingUsage(Struct):
+class PromptUsage(Struct):
     prompt_tokens: int
     total_tokens: int
 
@@ -145,7 +154,7 @@ class EmbeddingList(Struct):
     object: Literal["list"]
     data: list[EmbeddingItem]
     model: str
-    usage: EmbeddingUsage
+    usage: PromptUsage
 
 
 @routes.post(
@@ -168,19 +177,18 @@ async def create_embeddings(http_request: HttpRequest) -> Response:
         truncate=body.truncate_prompt_tokens,
         dimensions=body.dimensions,
     )
-    names: dict[RequestField, str] = {"dimensions": "dimensions", "prompt_name": "prompt_name"}
-    request = submit(call, body, embed, {"inputs": "input", **names})
+    params: dict[RequestField, str] = {
+        "inputs": "input",
+        "dimensions": "dimensions",
+        "prompt_name": "prompt_name",
+    }
+    in_base64 = body.encoding_format == "base64"
 
-    def written(usage: Usage) -> Iterator[bytes]:
-        return _written_vectors(
-            request.vectors,
-            len(inputs),
-            call.model.id,
-            usage,
-            in_base64=body.encoding_format == "base64",
-        )
+    def written(request: Request, usage: Usage) -> Iterator[bytes]:
+        vectors = request.vectors
+        return _written_vectors(vectors, len(inputs), call.model.id, usage, in_base64=in_base64)
 
-    return VectorAnswer(call, request, written)
+    return answer_with_vectors(call, body, embed, params, written)
 
 
 def _role(input_type: Role | None) -> Literal["query", "document"] | None:
@@ -253,17 +261,12 @@ class Result(Struct):
     document: RerankDocument | UnsetType = UNSET
 
 
-class RerankUsage(Struct):
-    prompt_tokens: int
-    total_tokens: int
-
-
 class RerankAnswer(Struct):
     """The answer that `_written_scores` writes."""
 
     id: str
     model: str
-    usage: RerankUsage
+    usage: PromptUsage
     results: list[Result]
 
 
@@ -285,14 +288,13 @@ async def rerank(http_request: HttpRequest) -> Response:
         query=body.query,
         truncate=body.truncate_prompt_tokens,
     )
-    request = submit(call, body, embed, {"inputs": "documents"})
     documents = texts if body.return_documents is not False else None
 
-    def written(usage: Usage) -> Iterator[bytes]:
+    def written(request: Request, usage: Usage) -> Iterator[bytes]:
         results = _results(request.vectors, len(texts), body.top_n, documents)
         return _written_scores(results, request.id, call.model.id, usage)
 
-    return VectorAnswer(call, request, written)
+    return answer_with_vectors(call, body, embed, {"inputs": "documents"}, written)
 
 
 def _texts(raw: Raw) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import secrets
@@ -149,25 +148,48 @@ class HttpMeter:
             self.whole_s[ended.model_id].observe(seconds)
 
 
+OK: Final = "ok"
 _ADDRESSES: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 # The longest time for sending the last spans when the gateway ends.
 _FLUSH_S: Final = 3.0
 _NS: Final = 1_000_000_000
 
 
-class Life(NamedTuple):
-    """A request that has ended, for its spans. `ended_ns` is a Unix time in nanoseconds, `ended_at`
-    the same moment on the clock of `timing`, in seconds.
+class HttpSpan(NamedTuple):
+    """A request that has ended, for its spans. `began_at` is the time of its begin on the monotonic
+    clock of `timing`, in seconds.
     """
 
-    name: str
+    request: FinishedRequest
+    method: str
+    route: str
     headers: Mapping[str, str]
-    attributes: Mapping[str, str | int | None]
-    failed: bool
-    ended_ns: int
-    ended_at: float
-    seconds: float
+    began_at: float
     timing: Timing | None
+
+    @property
+    def ended_ns(self) -> int:
+        return int(self.request.ended_at * _NS)
+
+    @property
+    def began_ns(self) -> int:
+        return self.ended_ns - int(self.request.seconds * _NS)
+
+    @property
+    def attributes(self) -> dict[str, str | int]:
+        request = self.request
+        attributes = {
+            "http.request.method": self.method,
+            "http.route": self.route,
+            "http.response.status_code": request.status,
+            "gen_ai.request.model": request.model,
+            "gen_ai.usage.input_tokens": request.prompt_tokens,
+            "gen_ai.usage.output_tokens": request.completion_tokens,
+            "bulkhead.request_id": request.id,
+            "bulkhead.outcome": request.outcome,
+            "bulkhead.key": request.key,
+        }
+        return {name: value for name, value in attributes.items() if value is not None}
 
 
 class Spans:
@@ -175,7 +197,7 @@ class Spans:
     OpenTelemetry does the sending.
     """
 
-    def __init__(self, record: Callable[[Life], None], shut_down: Callable[[], None]) -> None:
+    def __init__(self, record: Callable[[HttpSpan], None], shut_down: Callable[[], None]) -> None:
         """`record` makes a span of the whole request and one of each phase. `shut_down` sends the
         spans that are left, and blocks.
         """
@@ -191,18 +213,18 @@ class Spans:
             logger.warning("The last spans were not sent: %s", error)
 
 
-def _phases(life: Life) -> Iterator[tuple[str, int, int]]:
-    """The name, begin and end (Unix times in nanoseconds) of each phase of the answer."""
-    timing = life.timing
+def _phases(span: HttpSpan) -> Iterator[tuple[str, int, int]]:
+    """The name, begin and end (Unix times in nanoseconds) of each phase of the first answer."""
+    timing = span.timing
     if timing is None or timing.queue_s is None:
         return
-    arrived_ns = life.ended_ns - int((life.ended_at - timing.arrived_at) * _NS)
+    arrived_ns = span.began_ns + int((timing.arrived_at - span.began_at) * _NS)
     sent_ns = arrived_ns + int(timing.queue_s * _NS)
     yield "queue", arrived_ns, sent_ns
     if timing.first_token_s is not None:
         first_ns = arrived_ns + int(timing.first_token_s * _NS)
         yield "prefill", sent_ns, first_ns
-        yield "decode", first_ns, life.ended_ns
+        yield "decode", first_ns, span.ended_ns
 
 
 def spans(environment: Mapping[str, str]) -> Spans | None:
@@ -227,26 +249,25 @@ def spans(environment: Mapping[str, str]) -> Spans | None:
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     tracer, propagator = provider.get_tracer("bulkhead"), TraceContextTextMapPropagator()
 
-    def record(life: Life) -> None:
+    def record(span: HttpSpan) -> None:
         whole = tracer.start_span(
-            life.name,
+            f"{span.method} {span.route}",
             # If the client has sent a trace, the spans belong to it.
-            propagator.extract(life.headers),
+            propagator.extract(span.headers),
             SpanKind.SERVER,
-            {name: value for name, value in life.attributes.items() if value is not None},
-            start_time=life.ended_ns - int(life.seconds * _NS),
+            span.attributes,
+            start_time=span.began_ns,
         )
-        if life.failed:
+        if span.request.outcome not in (OK, CLIENT_LEFT):
             whole.set_status(Status(StatusCode.ERROR))
         within = set_span_in_context(whole)
-        for name, begin_ns, end_ns in _phases(life):
+        for name, begin_ns, end_ns in _phases(span):
             tracer.start_span(name, within, start_time=begin_ns).end(end_ns)
-        whole.end(life.ended_ns)
+        whole.end(span.ended_ns)
 
     return Spans(record, provider.shutdown)
 
 
-OK: Final = "ok"
 _LONGEST_ERROR: Final = 500
 
 
@@ -297,15 +318,17 @@ class AccessLog:
             self._end(scope, record, began)
 
     def _end(self, scope: Scope, record: Record, began: float) -> None:
-        seconds = time.monotonic() - began
         outcome = outcome_of(scope) or (CLIENT_LEFT if record.status is None else OK)
         route = record.access.path
-        self._meter.end(Ended(route, record.model or "", outcome), seconds)
-        _log(scope, record, outcome, seconds)
+        request = _finished(scope, record, outcome, began)
+        self._meter.end(Ended(route, record.model or "", outcome), request.seconds)
+        _log(scope, request)
         if route != NO_ROUTE and _asks_model(record, outcome):
-            self._finished.add(_finished(scope, record, outcome, began, seconds))
+            self._finished.add(request)
         if self._spans is not None and record.model is not None:
-            self._spans.record(_life(scope, record, route, outcome, seconds))
+            timing = record.timings[0] if record.timings else None
+            headers = dict(Headers(scope=scope))
+            self._spans.record(HttpSpan(request, scope["method"], route, headers, began, timing))
 
 
 def _asks_model(record: Record, outcome: str) -> bool:
@@ -316,99 +339,69 @@ def _asks_model(record: Record, outcome: str) -> bool:
     return access.key is NeededKey.KEY and access.counts and outcome != "invalid_api_key"
 
 
-def _finished(
-    scope: Scope, record: Record, outcome: str, began: float, seconds: float
-) -> FinishedRequest:
-    usage = record.usage
+def _finished(scope: Scope, record: Record, outcome: str, began: float) -> FinishedRequest:
+    usage, ended = record.usage, time.monotonic()
+    error = error_sentence(scope)
     return FinishedRequest(
         id=record.id,
         path=scope["path"],
         model=record.model,
         key=record.key,
         ended_at=time.time(),
-        seconds=round(seconds, 3),
+        seconds=round(ended - began, 3),
         status=record.status,
         outcome=outcome,
-        error=_error(scope),
+        error=error and error[:_LONGEST_ERROR],
         prompt_tokens=None if usage is None else usage.prompt_tokens,
         cached_tokens=None if usage is None else usage.cached_tokens,
         completion_tokens=None if usage is None else usage.completion_tokens,
         queue_s=_rounded(record.queue_s),
         first_token_s=_rounded(record.first_token_s),
         tokens_per_s=tokens_per_s(usage, record.timings),
-        phases=phases(record.timings, began, began + seconds, passed=record.passed),
+        phases=phases(record.timings, began, ended, passed=record.passed),
     )
 
 
-def _life(scope: Scope, record: Record, route: str, outcome: str, seconds: float) -> Life:
-    usage = record.usage
-    return Life(
-        name=f"{scope['method']} {route}",
-        headers=dict(Headers(scope=scope)),
-        attributes={
-            "http.request.method": scope["method"],
-            "http.route": route,
-            "http.response.status_code": record.status,
-            "gen_ai.request.model": record.model,
-            "gen_ai.usage.input_tokens": None if usage is None else usage.prompt_tokens,
-            "gen_ai.usage.output_tokens": None if usage is None else usage.completion_tokens,
-            "bulkhead.request_id": record.id,
-            "bulkhead.outcome": outcome,
-            "bulkhead.key": record.key,
-        },
-        failed=outcome not in (OK, CLIENT_LEFT),
-        ended_ns=time.time_ns(),
-        ended_at=asyncio.get_running_loop().time(),
-        seconds=seconds,
-        timing=record.timings[0] if record.timings else None,
-    )
+# The fields of a finished request that its line in the log has, too.
+_LOGGED: Final = (
+    *("path", "status", "outcome", "error", "key", "model"),
+    *("prompt_tokens", "cached_tokens", "completion_tokens"),
+    *("queue_s", "first_token_s", "seconds"),
+)
 
 
-def _log(scope: Scope, record: Record, outcome: str, seconds: float) -> None:
+def _log(scope: Scope, request: FinishedRequest) -> None:
     """Log the request. A successful GET or HEAD is logged at DEBUG, since probes and the page send
     one each second.
     """
-    only_reads = scope["method"] in ("GET", "HEAD") and record.status in (200, 304)
+    only_reads = scope["method"] in ("GET", "HEAD") and request.status in (200, 304)
     logger.log(
         logging.DEBUG if only_reads else logging.INFO,
         "%s: %s",
         _name(scope),
-        _ending(scope, record, seconds),
+        _ending(request),
         extra=about(
-            request=record.id,
+            request=request.id,
             method=scope["method"],
-            path=scope["path"],
-            status=record.status,
-            outcome=outcome,
-            error=_error(scope),
-            key=record.key,
-            model=record.model,
-            prompt_tokens=record.usage and record.usage.prompt_tokens,
-            cached_tokens=record.usage and record.usage.cached_tokens,
-            completion_tokens=record.usage and record.usage.completion_tokens,
-            queue_s=_rounded(record.queue_s),
-            first_token_s=_rounded(record.first_token_s),
-            seconds=round(seconds, 3),
+            **{name: getattr(request, name) for name in _LOGGED},
         ),
     )
 
 
-def _ending(scope: Scope, record: Record, seconds: float) -> str:
+def _ending(request: FinishedRequest) -> str:
     """How a request ended, for people."""
-    usage = record.usage
-    parts = [str(record.status or "the client left")]
-    parts += ["an error of its server"] if outcome_of(scope) == PASSED_ERROR else []
-    parts += [] if record.model is None else [record.model]
-    parts += [] if record.key is None else [f"key {record.key}"]
-    if usage is not None:
-        parts.append(f"{usage.prompt_tokens} + {usage.completion_tokens} tokens")
-    ending = ", ".join([*parts, f"{seconds:.3f} s"])
-    return ending if (error := _error(scope)) is None else f"{ending}: {error}"
-
-
-def _error(scope: Scope) -> str | None:
-    error = error_sentence(scope)
-    return None if error is None else error[:_LONGEST_ERROR]
+    parts = [
+        str(request.status or "the client left"),
+        "an error of its server" if request.outcome == PASSED_ERROR else None,
+        request.model,
+        request.key and f"key {request.key}",
+        None
+        if request.prompt_tokens is None
+        else f"{request.prompt_tokens} + {request.completion_tokens} tokens",
+        f"{request.seconds:.3f} s",
+    ]
+    ending = ", ".join(filter(None, parts))
+    return ending if request.error is None else f"{ending}: {request.error}"
 
 
 def _rounded(seconds: float | None) -> float | None:

@@ -70,12 +70,8 @@ EVENTS: Final = Framing(
     remark=_remark,
 )
 # Anthropic's own keep-alive event. Anthropic's clients expect it only once a message has begun.
-MESSAGE_EVENTS: Final = Framing(
-    b"text/event-stream; charset=utf-8",
-    waiting=COMMENT,
-    pause=b'event: ping\ndata: {"type":"ping"}\n\n',
-    failure=_error_event,
-    remark=_remark,
+MESSAGE_EVENTS: Final = msgspec.structs.replace(
+    EVENTS, pause=b'event: ping\ndata: {"type":"ping"}\n\n'
 )
 # Clients fail on an empty line, since they read each line as JSON. Spaces before a line are
 # allowed.
@@ -170,7 +166,7 @@ async def until_gone(receive: Receive) -> None:
         pass
 
 
-class Answer(Reply):
+class TextAnswer(Reply):
     """The answers of one or more requests. A stream that waits for long begins with a comment, so a
     later failure is an event of the stream. If one request fails, all requests end.
     """

@@ -187,7 +187,6 @@ async def read_json(request: HttpRequest, kind: type[T], *, optional: bool = Fal
         Refusal: the body is too large, not JSON, or not of that type; `param` names the field.
     """
     body = await read_body(request)
-    request.state.body_bytes = len(body)
     share = share_of(request.scope)
     if optional and not body.strip():
         body = bytearray(b"{}")
@@ -226,11 +225,10 @@ def _count_brackets(text: bytes | bytearray) -> int:
     return brackets
 
 
-def _check_brackets(body: bytearray) -> None:
-    """Raises: Refusal: the body has so many lists and objects that decoding it would block other
+def _check_brackets(brackets: int) -> None:
+    """Raises: Refusal: there are so many lists and objects that decoding them would block other
     requests.
     """
-    brackets = _count_brackets(body)
     if brackets > _MOST_BRACKETS:
         raise Refusal(
             "invalid_request_error",
@@ -245,8 +243,9 @@ def decode_json(body: bytearray, kind: type[T], share: Share) -> T:
     Raises:
         Refusal: it is not JSON, or not of that type; `param` names the field.
     """
-    _check_brackets(body)
-    take_decoded(share, body)
+    brackets = _count_brackets(body)
+    _check_brackets(brackets)
+    share.reserve(brackets * _BRACKET_BYTES)
     if (wrong_at := _misencoded_at(body)) is not None:
         raise _no_json(body, f"at byte {wrong_at} it is not UTF-8")
     try:

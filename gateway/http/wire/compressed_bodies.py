@@ -26,7 +26,7 @@ _ZSTD_WINDOW_BITS: Final = 23
 _CODINGS: Final = ("gzip", "deflate", "zstd")
 
 
-class _Stream(Protocol):
+class _Decompressor(Protocol):
     """One compressed stream, with the names of Python's bz2, lzma and zstd modules."""
 
     @property
@@ -63,7 +63,7 @@ class _ZlibStream:
         return piece
 
 
-def _decompressor(coding: str, first: bytes) -> _Stream:
+def _decompressor_of(coding: str, first: bytes) -> _Decompressor:
     match coding:
         case "gzip":
             return _ZlibStream(16 + zlib.MAX_WBITS)
@@ -73,7 +73,7 @@ def _decompressor(coding: str, first: bytes) -> _Stream:
         case _:
             zstd = zstd_module()
             bound = {zstd.DecompressionParameter.window_log_max: _ZSTD_WINDOW_BITS}
-            stream: _Stream = zstd.ZstdDecompressor(options=bound)
+            stream: _Decompressor = zstd.ZstdDecompressor(options=bound)
             return stream
 
 
@@ -95,7 +95,7 @@ class _CompressedBody:
         self._receive = receive
         self._coding = coding
         self._share = share
-        self._stream: _Stream | None = None
+        self._stream: _Decompressor | None = None
         self._pieces: Iterator[bytes] = iter(())
         self._all_came = self._ended = self._goes_on = False
 
@@ -128,7 +128,7 @@ class _CompressedBody:
             while encoded:
                 if self._stream is None or self._stream.eof:
                     self._goes_on = self._stream is not None
-                    self._stream = _decompressor(self._coding, encoded)
+                    self._stream = _decompressor_of(self._coding, encoded)
                 yield self._stream.decompress(encoded, _PIECE_BYTES)
                 while not (self._stream.eof or self._stream.needs_input):
                     yield self._stream.decompress(b"", _PIECE_BYTES)

@@ -46,7 +46,7 @@ class _TooMuchAheadError(Exception):
     """Ends the parsing of data."""
 
 
-class Connection(HttpToolsProtocol):
+class ClientConnection(HttpToolsProtocol):
     """Keeps reading while a request is answered, so that it notices at once when the client leaves.
 
     A request that can't be parsed is answered here. An error in a body is raised where the

@@ -17,7 +17,7 @@ from gateway.http.anthropic.messages import (
     deferred,
     foreign_types,
 )
-from gateway.http.generation.conversation import Conversation
+from gateway.http.generation.conversation import ConversationBuilder
 from gateway.http.generation.tools import FunctionBody
 from gateway.system.refusal import Refusal
 
@@ -62,8 +62,8 @@ def _reference(name: str) -> dict[str, Any]:
     return {"type": "tool_reference", "tool_name": name}
 
 
-def _conversation(body: AnthropicConversation, *, vision: bool = True) -> Conversation:
-    conversation = Conversation(vision=vision)
+def _conversation(body: AnthropicConversation, *, vision: bool = True) -> ConversationBuilder:
+    conversation = ConversationBuilder(vision=vision)
     converse(body, conversation)
     return conversation
 
@@ -113,7 +113,7 @@ def test_deferred_tool_is_described_once() -> None:
     )
     tools = deferred(TOOLS)
     assert tools["late"] == FunctionBody("late", None, tools["late"].parameters)
-    conversation = Conversation(vision=True)
+    conversation = ConversationBuilder(vision=True)
     assert converse(body, conversation, tools) == {"late", "look"}
     first, second = (item.content for item in conversation.messages if item.role == "tool")
     sentence, _, definitions = first.partition("\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.http.generation.conversation import Conversation
+from gateway.http.generation.conversation import ConversationBuilder
 from gateway.http.generation.pictures import Source
 from gateway.http.openai.chat import ChatBody, ChatMessageBody, _goes_on
 from gateway.system.refusal import Refusal
@@ -15,8 +15,8 @@ BEGUN = ChatMessage("assistant", "Paris is")
 CALLS = ChatMessage("assistant", "", tool_calls=(CalledTool("c", "look", "{}"),))
 
 
-def _conversation(*messages: ChatMessage) -> Conversation:
-    conversation = Conversation(vision=False)
+def _conversation(*messages: ChatMessage) -> ConversationBuilder:
+    conversation = ConversationBuilder(vision=False)
     conversation.messages += messages
     return conversation
 

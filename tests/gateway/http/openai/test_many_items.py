@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from gateway.http.generation.conversation import Conversation
+from gateway.http.generation.conversation import ConversationBuilder
 from gateway.http.ollama import bodies as ollama
 from gateway.http.openai.responses_conversation import converse
 from gateway.http.openai.responses_items import ItemBody
@@ -54,8 +54,8 @@ def test_system_messages_are_joined_once() -> None:
     items.append(ItemBody(role="user", content="Hello"))
     names = [f"input[{number}]" for number in range(len(items))]
 
-    def read() -> Conversation:
-        conversation = Conversation(vision=True)
+    def read() -> ConversationBuilder:
+        conversation = ConversationBuilder(vision=True)
         converse(None, items, names, conversation)
         return conversation
 
@@ -82,7 +82,7 @@ def test_results_find_their_calls() -> None:
         return [*[call] * count, *unknown, *last_first]
 
     def read(bodies: list[ollama.OllamaMessageBody]) -> list[ChatMessage]:
-        written = Conversation(vision=True)
+        written = ConversationBuilder(vision=True)
         ollama.converse(bodies, written)
         return written.messages
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.http.generation.conversation import Conversation
+from gateway.http.generation.conversation import ConversationBuilder
 from gateway.http.generation.parameters import check_supported
 from gateway.http.openai.responses_bodies import ResponseBody, check_body, tools
 from gateway.http.openai.responses_conversation import BroughtTools, converse
@@ -16,7 +16,6 @@ from gateway.http.openai.responses_input import places_after, possible_cuts
 from gateway.http.openai.responses_items import (
     ItemBody,
     decode_items,
-    encode_items,
     own_items,
     sealed,
 )
@@ -34,7 +33,7 @@ def _messages(
 ) -> list[ChatMessage]:
     items = _items(*bodies)
     names = [f"input[{index}]" for index in range(len(items))]
-    conversation = Conversation(vision=True)
+    conversation = ConversationBuilder(vision=True)
     converse(instructions, items, names, conversation)
     read = dict(zip(conversation.sources, pictures, strict=True))
     return list(conversation.shown(read))
@@ -177,7 +176,7 @@ def test_stored_items_have_types_and_ids() -> None:
     }
     items = own_items(_items({"role": "assistant", "content": "Yes"}, CALL, RESULT), "abc")
     assert [each.id for each in items] == ["msg_abc0000", "fc_abc0001", "fco_abc0002"]
-    assert decode_items(encode_items(items), Share(ByteBudget(1 << 20))) == items
+    assert decode_items(msgspec.json.encode(items), Share(ByteBudget(1 << 20))) == items
     assert own_items(None, "abc") == []
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from openai.types.responses import Tool
 from pydantic import TypeAdapter
 
-from gateway.http.generation.conversation import Conversation
+from gateway.http.generation.conversation import ConversationBuilder
 from gateway.http.openai.responses_bodies import ResponseBody, tools
 from gateway.http.openai.responses_conversation import BroughtTools, converse
 from gateway.http.openai.responses_items import (
@@ -61,7 +61,7 @@ def _shown(*asked: dict[str, Any]) -> list[Any]:
 class Rendered(NamedTuple):
     messages: Sequence[ChatMessage]
     tools: BroughtTools
-    conversation: Conversation
+    conversation: ConversationBuilder
 
 
 def _rendered(
@@ -69,7 +69,7 @@ def _rendered(
 ) -> Rendered:
     decoded = msgspec.json.decode(json.dumps(items), type=list[ItemBody])
     names = [f"input[{index}]" for index in range(len(items))]
-    conversation = Conversation(vision=vision)
+    conversation = ConversationBuilder(vision=vision)
     brought = converse(None, decoded, names, conversation)
     read = dict(zip(conversation.sources, pictures, strict=True))
     return Rendered(conversation.shown(read), brought, conversation)
@@ -282,7 +282,7 @@ def test_a_summary_stands_for_what_it_sums_up() -> None:
     decoded = msgspec.json.decode(json.dumps(items), type=list[ItemBody])
     left, names = without_superseded(decoded, [str(each) for each in range(6)])
     assert names == ["0", "4", "5"]
-    conversation = Conversation(vision=True)
+    conversation = ConversationBuilder(vision=True)
     converse(None, left, names, conversation)
     assert conversation.messages[1].content.endswith("summed up:\n\nThey went.")
     foreign = {"type": "compaction", "encrypted_content": "gAAAAA=="}

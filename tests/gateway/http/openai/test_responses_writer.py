@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -80,7 +81,8 @@ def _form(*, seals: bool = False) -> ResponseForm:
         top_p=1.0,
         truncation="disabled",
     )
-    return ResponseForm.decode(ResponseForm(response, seals, meanings=MEANINGS).encode())
+    form = ResponseForm(response, seals, meanings=MEANINGS)
+    return msgspec.json.decode(msgspec.json.encode(form), type=ResponseForm)
 
 
 def _request() -> Request:

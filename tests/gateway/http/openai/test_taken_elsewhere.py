@@ -14,7 +14,7 @@ from starlette.requests import Request
 from gateway.config.model import Model
 from gateway.config.model_settings import ModelSettings
 from gateway.http.anthropic.messages import MessagesBody
-from gateway.http.generation.conversation import Conversation
+from gateway.http.generation.conversation import ConversationBuilder
 from gateway.http.generation.generation import check_generation, generate_message
 from gateway.http.generation.tools import replaced, tools_of
 from gateway.http.ollama.bodies import OllamaOptions, generation
@@ -170,7 +170,7 @@ def test_of_two_tools_of_one_name_the_later_counts() -> None:
 
 
 def _messages(body: ChatBody) -> list[ChatMessage]:
-    conversation = Conversation(vision=True)
+    conversation = ConversationBuilder(vision=True)
     converse(body.messages, conversation)
     return conversation.messages
 

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from gateway.http.wire.connection import Connection
+from gateway.http.wire.connection import ClientConnection
 from gateway.http.wire.connection_limits import ConnectionLimiter
 from gateway.http.wire.exchange import bound_unsent
 
@@ -44,7 +44,7 @@ def _answers(sent: bytes, piece_bytes: int) -> str:
         config = uvicorn.Config(_echo, ws="none", lifespan="off", log_config=None)
         config.load()
         limiter = ConnectionLimiter(lambda: 10, lambda: 10)
-        protocol = functools.partial(Connection, config, ServerState(), {}, limiter=limiter)
+        protocol = functools.partial(ClientConnection, config, ServerState(), {}, limiter=limiter)
         async with await loop.create_server(protocol, "127.0.0.1") as server:
             reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
             for begin in range(0, len(sent), piece_bytes):
