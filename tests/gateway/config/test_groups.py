@@ -171,7 +171,7 @@ class TestTogether:
         account.claim("new", 40, now=LATER - PATIENCE_S)
         assert account.decide(LATER) == []
         account.ready("b", LATER)
-        account.note("b", priority=0, busy=False, last_used=LATER)
+        account.record_use("b", priority=0, busy=False, last_used=LATER)
         assert account.decide(LATER) == [Evict("a", "new", busy=False)]
 
     def test_a_long_sequence_has_its_bound_beside_its_company(self) -> None:
@@ -355,7 +355,7 @@ def test_what_a_load_would_bring_about() -> None:
     assert later == [Evict("busy", "a", busy=True)]
     assert account.decide(LATER) == [], "nothing was decided"
     assert not list(account.claims)
-    account.note("busy", priority=0, busy=False, last_used=LATER)
+    account.record_use("busy", priority=0, busy=False, last_used=LATER)
     assert account.foresee({"a": 30 * UNIT}, 0, LATER)[0] == _admits(a=30)
 
 
