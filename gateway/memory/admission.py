@@ -204,10 +204,9 @@ class Admission:
         return found[0], found[1]
 
     def relieve(self, now: float, *, all_idle: bool) -> list[Decision]:
-        """Give memory back to a machine that is short of it. Call back the part of each loan that
-        no sequence needs. If there is no such part, evict the idle model with the least `worth`,
-        and a model with reserved room only if there is no other. With `all_idle` evict all idle
-        models in any case.
+        """Give memory back to a machine that is short of memory. Call back the part of each loan
+        that no sequence needs. If no loan has such a part, evict the idle model with the least
+        `worth`; a model with reserved room goes last. With `all_idle` evict all idle models anyway.
         """
         orders = MemoryOrders(self.ledger, now)
         lent = [each for each in self.ledger.steady if each.loose_bytes > NOISE_BYTES]
@@ -238,8 +237,8 @@ class Admission:
     def _in_turn(self, this_round: AdmissionRound) -> list[Claim]:
         def key(claim: Claim) -> tuple[bool, bool, int, float]:
             overdue = this_round.reclaim.overdue(claim)
-            # A model that can't be displaced is protected in vain until its sequence runs, so its
-            # claim comes first.
+            # Until its sequence runs, the protection of a model is of no use, so its claim comes
+            # first.
             allocation = self.ledger.allocation(claim.model_id)
             urgent = allocation is not None and this_round.reclaim.is_protected(allocation)
             return (not urgent, not overdue, 0 if overdue else -claim.priority, claim.since)
@@ -260,8 +259,8 @@ class Admission:
         return found
 
     def _waits_for(self, claim: Claim) -> bool:
-        """Whether the claim has to wait for a companion, which will ask soon, or is ending and may
-        ask after that.
+        """Whether the claim has to wait for a companion. The companion will ask soon, or it is
+        ending and may ask after its end.
         """
         if not self.ledger.groups.all:
             return False

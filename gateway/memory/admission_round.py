@@ -29,8 +29,8 @@ class AdmissionRound:
         self._idle_eviction = IdleEviction(ledger, self.orders, self.reclaim, now)
         self._ledger = ledger
         self._now = now
-        # Bytes that are free now, and bytes that are being freed, without those that claims have
-        # been granted or wait for. A negative number is a debt to claims. `take_stock` sets them.
+        # The bytes that are free now, and the bytes that are being freed, less the bytes that
+        # claims got or wait for. A negative number is a debt to claims. `take_stock` sets both.
         self._unclaimed_bytes: int
         self._coming_bytes: int
         # Bytes that are free or being freed for a claim that waits, by the claim's model.
@@ -57,7 +57,7 @@ class AdmissionRound:
         for each in self._ledger.steady:
             if not each.returning_bytes:
                 if each.recalled_at is not None and _is_over(each):
-                    # The worker can't give back more: the bytes that it holds become its floor.
+                    # The worker can't give back more, so the bytes that it holds become its floor.
                     held_bytes = each.footprint_bytes if self._has_room else each.limit_bytes
                     each.stuck_bytes += held_bytes - each.floor_bytes
                     each.floor_bytes = held_bytes
@@ -173,8 +173,8 @@ class AdmissionRound:
         return brought_bytes
 
     def loan_claims(self) -> list[Claim]:
-        """Claims of loaded models that can't go on, since their next sequence needs more than their
-        limit. With loans alone, and no claim, some of these models would wait for ever.
+        """Claims of loaded models whose next sequence needs more than their limit. Loans alone
+        would let some of these models wait for ever.
         """
         claims = []
         for each in self._ledger.steady:
@@ -225,9 +225,9 @@ class AdmissionRound:
             return False  # Busy models are in the way. Later claims may pass until this is overdue.
         allocation = self._ledger.allocation(claim.model_id)
         if allocation is not None and (comes or not self._protected_one):
-            # A loaded model that waits can't be displaced, or bytes would be freed for it in vain.
-            # If models wait for each other's end, only the first of them is protected: otherwise
-            # all would wait for ever.
+            # A loaded model that waits is protected: if it were displaced, bytes would be freed for
+            # it in vain. Of models that wait for each other's end only the first is protected.
+            # Otherwise all would wait for ever.
             allocation.protected_at = self._now
             self._protected_one = True
         if comes:
@@ -241,7 +241,7 @@ class AdmissionRound:
         return False
 
     def _returning_bytes(self, claim: Claim) -> int:
-        """Bytes that were called back from the claim's model, and that the model may keep, since no
+        """Bytes that were called back from the claim's model. The model may keep them, as no
         earlier claim waits for them.
         """
         allocation = self._ledger.allocation(claim.model_id)
@@ -251,8 +251,9 @@ class AdmissionRound:
         return max(0, min(allocation.returning_bytes, claim.needed_bytes, returning_bytes))
 
     def _reserved_from(self, claim: Claim) -> int:
-        """Bytes that the claim must leave free, because groups keep room. Loans may use that room,
-        since they can be called back: if free, coming and lent bytes are enough, the result is 0.
+        """Bytes that the claim must leave free, because groups reserve room. Loans may use that
+        room, as they can be called back. The result is 0 if the free, the coming and the lent bytes
+        are enough.
         """
         groups = self._ledger.groups
         if claim.loan or all(map(groups.reserved, claim.model_ids)):

@@ -59,9 +59,9 @@ class Prompt(Struct):
 class Allocation(Struct):
     """The memory of a model whose process has memory, or is about to take it.
 
-    The limit is the sum of floor and loan. `obeyed_bytes` is the limit that the worker last said it
-    keeps to: until the worker answers a recall, it may still use so much. Companions are other
-    models of a group that are loaded together with this one.
+    The limit is the sum of floor and loan. `obeyed_bytes` is the limit of the worker's last answer.
+    Until the worker answers a recall, it may still use these bytes. Companions are other models of
+    a group that are loaded together with this one.
     """
 
     model_id: str
@@ -123,8 +123,8 @@ class Allocation(Struct):
 
     @property
     def committed_bytes(self) -> int:
-        """Bytes that no other model can have. They include the whole limit, since a new worker
-        reads its weights later, and a recalled loan until the footprint shows that it is free.
+        """Bytes that no other model can have. The whole limit counts, as a new worker reads its
+        weights later. A recalled loan counts until the footprint shows that it is free.
         """
         return max(self.limit_bytes, self.obeyed_bytes, self.footprint_bytes)
 
@@ -135,8 +135,9 @@ class Allocation(Struct):
 
     @property
     def returning_bytes(self) -> int:
-        """Bytes that were called back and aren't known to be free: the worker hasn't answered, or
-        no reading was taken since its answer. Bytes beyond the worker's earlier limit don't count.
+        """Bytes that were called back and aren't known to be free yet: the worker hasn't answered,
+        or no reading has begun since its answer. Bytes beyond the worker's earlier limit don't
+        count.
         """
         unread_bytes = min(self.footprint_bytes, self.read_at_bytes)
         return max(0, self.obeyed_bytes - self.limit_bytes, unread_bytes - self.limit_bytes)

@@ -224,8 +224,8 @@ def _with_adapter(model: Estimate, added_bytes: int) -> Estimate:
 
 
 def _with_draft(model: Estimate, draft: Estimate) -> Estimate:
-    """Add a draft model, which keeps what it knows without windows. The models compute in turns, so
-    only the larger working space counts.
+    """Add a draft model, whose caches have no windows. The models compute in turns, so only the
+    larger working space counts.
     """
     shape = msgspec.structs.replace(
         draft.shape,

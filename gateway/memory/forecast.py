@@ -97,9 +97,9 @@ def _sentences(
     elif found.evicts:
         yield f"It would evict {', '.join(found.evicts)}."
     if found.displaces:
-        yield f"Having waited for queue.max_wait_s it would displace {', '.join(found.displaces)}."
+        yield f"After a wait of queue.max_wait_s it would displace {', '.join(found.displaces)}."
     elif found.fits and not admitted and not found.evicts:
-        yield "It would wait until loans are called back, or for what keeps its place."
+        yield "It would wait until loans are given back, or until busy models may be displaced."
 
 
 class Possible(NamedTuple):

@@ -49,8 +49,8 @@ def shares(pool_bytes: int, borrowers: Iterable[Borrower]) -> dict[str, int]:
 
 
 # A sequence that leaves its batch has to be computed anew. So a model that was used lately gives
-# back memory of running sequences once in `REBALANCE_S` at most, and only for models that have less
-# than `_UNFAIR` of their shares.
+# back memory of its running sequences at most once in `REBALANCE_S`. It gives memory back only for
+# models that have less than `_UNFAIR` of their shares.
 REBALANCE_S: Final = 5.0
 _UNFAIR: Final = 0.75
 # Between two requests of one client a model is idle for less than this.
@@ -70,9 +70,9 @@ class Loans:
     def lend(self, free_bytes: int, coming_bytes: int, promised_bytes: Mapping[str, int]) -> None:
         """Share out a pool: the free bytes that are promised to no model, and all loans.
 
-        `coming_bytes` are being freed and promised to no model. A negative number is a debt: claims
-        get so many of the next bytes that are freed. `promised_bytes` are being freed for the
-        models that they name.
+        `coming_bytes` are being freed, and are promised to no model. If this number is negative,
+        claims get the next bytes that are freed, up to its amount. `promised_bytes` maps models to
+        the bytes that are being freed for them.
         """
         steady = self._ledger.steady
         free_bytes = max(0, free_bytes)
@@ -184,8 +184,9 @@ class IdleEviction:
         self._now = now
 
     def serve(self, coming_bytes: int) -> None:
-        """Make room for the loaded models in which requests wait. `coming_bytes` are being freed
-        and promised to no model. A negative number is a debt to claims: nothing is done then.
+        """Make room for the loaded models in which requests wait. `coming_bytes` are being freed,
+        and are promised to no model. If claims get the next bytes, this number is negative, and
+        nothing is done.
         """
         short = [
             each

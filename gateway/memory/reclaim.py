@@ -36,8 +36,8 @@ class Reclaim:
         self._patience_s = patience_s
 
     def make_room(self, claim: Claim, missing_bytes: int) -> bool:
-        """Call back loans and evict models until `missing_bytes` are free for the claim. Return
-        False, and do nothing, if all that can be taken is too little.
+        """Call back loans and evict models until `missing_bytes` are free for the claim. If all
+        loans and models together are too little, do nothing and return False.
         """
         others = [each for each in self._ledger.steady if each.model_id not in claim.model_ids]
         others.sort(key=self._worth)
@@ -111,8 +111,8 @@ class Reclaim:
         return self._now - claim.since >= self._patience_s
 
     def is_protected(self, allocation: Allocation) -> bool:
-        """Whether the model is loading, or is busy and got its memory, or a companion got memory,
-        too recently for the model to be displaced.
+        """Whether the model can't be displaced: it is loading, or it is busy and its protection
+        lasts. The protection begins when the model or a companion gets its memory.
         """
         if allocation.ready_at is None:
             return True
@@ -139,8 +139,8 @@ class Reclaim:
 
     def _may_take_rows(self, claim: Claim, allocation: Allocation) -> bool:
         """Whether the claim may take memory of the model's running sequences. An overdue claim may.
-        Before that, a claim for a floor may if the model has the same or a lower priority, and a
-        claim for a loan only if the model has a lower priority.
+        An earlier claim for a floor may do so if the model has the same or a lower priority. An
+        earlier claim for a loan may do so only if the model has a lower priority.
         """
         if self.overdue(claim):
             return True
@@ -192,11 +192,12 @@ class Reclaim:
         )
 
     def _finishes(self, claim: Claim, allocation: Allocation) -> bool:
-        """Whether the claim has to wait for the model's first sequence. The prompt of the sequence
-        began before the claim was overdue, or the model has waited for memory for that prompt.
-        Without its memory the prompt would be computed from its start, and two models that take
-        memory from each other in turns would never finish a prompt. After its prompt the sequence
-        may run for as long as the prompt took.
+        """Whether the claim has to wait for the model's first sequence.
+
+        The claim waits if the prompt of that sequence began before the claim was overdue, or if the
+        model has waited for memory for that prompt. A sequence that loses its memory has to compute
+        its prompt from the start. Two models that take memory from each other in turns would so
+        never finish a prompt. After the prompt the sequence may run for as long as the prompt took.
         """
         prompt = allocation.prompt
         if prompt is None or not allocation.busy or claim.priority > allocation.priority:
@@ -211,8 +212,8 @@ class Reclaim:
 
 def worth(allocation: Allocation, now: float) -> tuple[int, float, float]:
     """The cost of a model's eviction, as a sort key: its priority, then the time of its load
-    divided by its idle time, then its last use. A model is expected to stay idle for as long again
-    as it has been idle.
+    divided by its idle time, then its last use. A model that has been idle for long is expected to
+    stay idle for as long again.
     """
     rest_s = max(_SHORTEST_REST_S, now - allocation.used_at)
     return (allocation.priority, max(_CHEAP_S, allocation.reload_s) / rest_s, allocation.used_at)
@@ -224,8 +225,9 @@ def enough_to_evict(
     now: float,
     brings: Callable[[Allocation], int],
 ) -> list[Allocation]:
-    """Candidates that free `missing_bytes`, none of which could be left out. Idle candidates are
-    chosen first, and those with the least `worth`. All candidates, if they free too little.
+    """The candidates whose evictions free `missing_bytes`: idle ones before busy ones, and those
+    with the least `worth` first. No chosen candidate could be left out. If all candidates free too
+    little, all are chosen.
     """
     chosen: list[Allocation] = []
     chosen_bytes = 0
@@ -234,7 +236,7 @@ def enough_to_evict(
             break
         chosen.append(allocation)
         chosen_bytes += brings(allocation)
-    # The candidates that were chosen last may make earlier ones needless. Spare these, busy ones
+    # The last candidates may free enough without some of the earlier ones. Busy ones are left out
     # first.
     for allocation in sorted(chosen, key=lambda each: (each.idle, -each.priority)):
         if chosen_bytes - brings(allocation) >= missing_bytes:

@@ -1,5 +1,5 @@
-"""Whose turn it is among those who share a model: the one who has had the fewest seconds of it for
-its share. No I/O.
+"""The turns of the sharers of a model: the sharer with the fewest seconds for its share is next. No
+I/O.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ class SharerState(Struct, frozen=True):
 class Sharer:
     """One who shares a model: the name of a key, or the address of a client without a key.
 
-    `cost_s` are the seconds of the model that its requests took. `had_s` are seconds divided by the
-    share, from which turns follow; who comes back after a pause begins where the others are.
+    `cost_s` are the seconds of the model that its requests took. Turns follow from `had_s`, which
+    are seconds divided by the share. A sharer that comes back after a pause starts at the `had_s`
+    of the others.
     """
 
     def __init__(self, share: int, had_s: float) -> None:
@@ -52,18 +53,18 @@ class Sharer:
 
 
 class FairShares:
-    """The seconds of a model that each sharer had. Whoever has had the fewest for its share is the
-    next, so sharers that always have requests get seconds in proportion to their shares.
+    """The seconds of a model that each sharer had. The sharer with the fewest seconds for its share
+    is the next. So sharers that always have requests get seconds in proportion to their shares.
 
-    A request counts with the seconds that it is likely to take once it is sent, and with those that
-    the worker has measured afterwards. A sharer without requests saves nothing up: it comes back
-    where the others are by then. What it had too much is forgotten once the others have caught up,
-    or once nobody has a request.
+    A request counts with its likely seconds once it is sent, and later with the seconds that the
+    worker has measured. A sharer without requests saves nothing: at its return it starts at the
+    seconds of the others. A sharer that had more seconds than its share owes them until the others
+    have caught up, or until no sharer has a request.
     """
 
     def __init__(self) -> None:
         self._sharers: dict[str, Sharer] = {}
-        # Where those are that come, or come back.
+        # The `had_s` with which sharers come, or come back.
         self._now_s = 0.0
         self._present: Mapping[str, int] = {}
         self._others_s = 0.0
@@ -72,7 +73,7 @@ class FairShares:
         self._new_tokens = 0
 
     def meet(self, present: Mapping[str, int]) -> None:
-        """Take in who has requests now: the shares of the sharers, by name."""
+        """Learn which sharers have requests now. `present` has their shares, by name."""
         self._advance([name for name in present if name in self._present])
         for name, share in present.items():
             found = self._sharers.get(name)

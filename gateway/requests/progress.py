@@ -183,7 +183,7 @@ class RequestProgress:
         return len(self._parts) // BYTES_PER_TOKEN
 
     def record_death(self) -> bool:
-        """Record that a worker died during the request. Returns whether the request is to blame."""
+        """Record that a worker died meanwhile. Returns whether the request is to blame."""
         to_blame = self.suspect
         self._death_at = len(self.delivered)
         return to_blame

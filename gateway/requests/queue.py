@@ -14,7 +14,8 @@ from gateway.requests.progress import Passage, Task, likely_tokens
 from gateway.requests.request import Request
 from protocol.requests import Generate
 
-# A newcomer waits so long before a running answer is put aside for it: most places come free soon.
+# A new request waits for this time before a running answer makes way for it. Most places become
+# free sooner.
 _PATIENCE_S: Final = 0.5
 _MOST_LISTED: Final = 64
 
@@ -41,18 +42,19 @@ class SharerCount(NamedTuple):
 
 
 class RequestQueue:
-    """The requests of one model that wait or run. Suspects start first, then parked requests, then
-    new requests by priority. Of one priority the sharer has the next turn that has had the fewest
-    seconds for its share, with its oldest request. At most `max_running` requests run at once.
+    """The requests of one model that wait or run. At most `max_running` requests run at once.
 
-    A sharer may have all places, and the whole queue, as long as nobody else wants any. A place in
-    the queue that another wants is given up by the newest request of the sharer with most requests
-    there, and a place in the worker by a request that has no token yet. Only a sharer without any
-    place gets one of a running answer, which goes on later.
+    Suspects start first, then parked requests, then new requests by priority. Among new requests of
+    one priority, the oldest request of the sharer with the fewest seconds for its share is next.
 
-    A suspect, which ran when a worker died, runs alone: if the next worker dies, too, the suspect
-    is to blame, and no other request is hurt. A suspect is cleared when it has had enough tokens
-    since that death.
+    A sharer may have all places, and the whole queue, while no other sharer wants any. If another
+    sharer wants a place in the queue, the sharer with the most requests there gives up its newest.
+    If another sharer wants a place in the worker, a request without a token gives up its place. The
+    place of a running answer goes only to a sharer that has no place. The answer goes on later.
+
+    A suspect is a request that ran when a worker died. It runs alone: if the next worker dies, too,
+    the suspect is to blame, and no other request is hurt. A suspect is cleared when it has had
+    enough tokens since that death.
     """
 
     def __init__(self, depth: int, max_running: int, priority: int) -> None:

@@ -24,7 +24,7 @@ def admits(name: str, floor: int) -> Admit:
 
 
 class TestRoomForALoad:
-    def test_what_is_free_is_reserved_at_once(self) -> None:
+    def test_free_memory_is_reserved_at_once(self) -> None:
         account = Account()
         account.claim("a", 60)
         account.claim("b", 40)
@@ -66,7 +66,7 @@ class TestRoomForALoad:
         account.claim("new", 50)
         assert account.decide(LATER) == [recalls("lender", 20)]
 
-    def test_of_several_idle_loans_the_least_missed_go_first(self) -> None:
+    def test_cheapest_idle_loans_are_recalled_first(self) -> None:
         account = Account()
         for name, priority, used_at in (("dear", 1, 0), ("new", 0, 99), ("old", 0, 98)):
             account.load(
@@ -76,7 +76,7 @@ class TestRoomForALoad:
         account.claim("next", 45)
         assert account.decide(LATER) == [recalls("old", 12), recalls("new", 13)]
 
-    def test_idle_models_go_least_missed_first(self) -> None:
+    def test_idle_models_with_least_worth_go_first(self) -> None:
         for models, gone in (
             ((("a", 0, 97, 0), ("b", 0, 96, 9), ("c", 1, 95, 0)), "b"),
             # A load of 60 s is dearer than one of 4 s, unless nobody has needed it for long.
@@ -102,7 +102,7 @@ class TestRoomForALoad:
         account.claim("new", 60)
         assert account.decide(LATER) == [Evict("large", "new", busy=False)]
 
-    def test_what_is_free_counts_with_what_goes(self) -> None:
+    def test_free_bytes_count_beside_those_of_evictions(self) -> None:
         account = Account()
         account.load("a", 30, last_used=91)
         account.load("b", 50, last_used=92)
@@ -179,14 +179,14 @@ class TestRoomForALoad:
         account.claim("new", 75, priority=1)
         assert account.decide(LATER) == [Evict("b", "new", busy=True), recalls("a", 25)]
 
-    def test_who_goes_gives_no_rows_as_well(self) -> None:
+    def test_evicted_model_gives_no_rows_as_well(self) -> None:
         account = Account()
         account.load("a", 30, busy=True, used=60, last_used=1)
         account.load("b", 10, busy=True, used=40, last_used=2)
         account.claim("new", 85, priority=1)
         assert account.decide(LATER) == [Evict("a", "new", busy=True), recalls("b", 15)]
 
-    def test_who_was_just_loaded_keeps_its_place(self) -> None:
+    def test_model_that_was_just_loaded_is_protected(self) -> None:
         """For a quarter of the patience, or as long as its load took."""
         for reload_s, protected_s in ((0.0, 2.5), (7.0, 7.0)):
             account = Account()
@@ -222,7 +222,7 @@ class TestRoomForALoad:
         assert account.decide(LATER) == []
         assert account.decide(LATER + PATIENCE_S) == [Evict("busy", "new", busy=True)]
 
-    def test_what_is_becoming_free_for_one_is_not_given_to_another(self) -> None:
+    def test_bytes_that_are_freed_for_a_claim_go_to_no_other(self) -> None:
         account = Account()
         account.load("idle", 60)
         account.claim("first", 70)
@@ -233,7 +233,7 @@ class TestRoomForALoad:
         account.gone("idle")
         assert account.decide(LATER + 1) == [admits("first", 70)]
 
-    def test_what_is_coming_and_claimed_already_does_not_count_twice(self) -> None:
+    def test_coming_bytes_of_a_claim_do_not_count_twice(self) -> None:
         account = Account()
         account.load("a", 50, last_used=98)
         account.load("b", 50, last_used=99)
@@ -244,7 +244,7 @@ class TestRoomForALoad:
             Evict("b", "second", busy=False),
         ]
 
-    def test_what_is_left_of_what_comes_is_for_the_next(self) -> None:
+    def test_surplus_of_coming_bytes_serves_the_next_claim(self) -> None:
         account = Account()
         account.load("a", 60, last_used=98)
         account.load("b", 40, last_used=99)
@@ -287,7 +287,7 @@ class TestRoomForALoad:
         account.gone("b")
         assert account.decide(LATER + 10) == [admits("e", 4)]
 
-    def test_what_it_asks_for_may_change(self) -> None:
+    def test_claim_may_change_its_bytes(self) -> None:
         account = Account(budget=10)
         account.claim("a", 11)
         account.claim("a", 9)
@@ -302,14 +302,14 @@ class TestRoomForALoad:
         account.claim("b", 8, priority=1, now=LATER + 2)
         assert account.decide(LATER + 2) == [admits("b", 8)]
 
-    def test_what_a_loaded_model_matters_may_change(self) -> None:
+    def test_priority_of_a_loaded_model_may_change(self) -> None:
         account = Account()
         account.load("a", 80, busy=True)
         account.record_use("a", priority=5, busy=True, last_used=LATER)
         account.claim("b", 40, priority=1)
         assert account.decide(LATER) == []
 
-    def test_who_loads_is_pinned_already(self) -> None:
+    def test_loading_model_is_pinned_already(self) -> None:
         account = Account()
         account.claim("a", 30, pinned=True)
         account.claim("b", 71, now=LATER + 1)
@@ -324,7 +324,7 @@ class TestRoomForALoad:
         assert allocation is not None
         assert (allocation.pinned, allocation.reload_s) == (True, 0.0)
 
-    def test_who_waits_may_be_pinned(self) -> None:
+    def test_waiting_model_may_be_pinned(self) -> None:
         account = Account()
         account.load("busy", 80, busy=True)
         account.claim("a", 40, pinned=True)
@@ -342,7 +342,7 @@ class TestRoomForALoad:
 
 class TestRecalls:
     @staticmethod
-    def recalled(*, kept: int) -> Account:
+    def recalled(*, answered: int) -> Account:
         """30 of the 80 of "a" are called back for "b", at `LATER`."""
         account = Account()
         account.load("a", 10, busy=True, used=20, wanted=80)
@@ -350,12 +350,12 @@ class TestRecalls:
         account.need("a", 20)
         account.claim("b", 50)
         assert account.decide(LATER) == [recalls("a", 50)]
-        account.record_need("a", MemoryNeed(20 * UNIT, 20 * UNIT, 0), kept * UNIT)
+        account.record_need("a", MemoryNeed(20 * UNIT, 20 * UNIT, 0), answered * UNIT)
         assert account.decide(LATER) == []
         return account
 
     def test_a_worker_that_does_not_answer_hangs(self) -> None:
-        account = self.recalled(kept=80)
+        account = self.recalled(answered=80)
         account.footprint("a", 20)
         assert account.decide(LATER + RECALL_S - 0.1) == []
         assert account.decide(LATER + RECALL_S) == [Unanswered("a", RECALL_S)]
@@ -364,22 +364,22 @@ class TestRecalls:
         assert account.decide(LATER + RECALL_S + 1) == [admits("b", 50)]
 
     def test_more_that_is_called_back_gives_no_more_time(self) -> None:
-        account = self.recalled(kept=80)
+        account = self.recalled(answered=80)
         account.claim("c", 10, now=LATER + 5)
         assert account.decide(LATER + 5) == [recalls("a", 40)]
         assert Unanswered("a", RECALL_S) in account.decide(LATER + RECALL_S)
 
-    def test_who_has_answered_has_its_time_again_for_what_is_called_back_next(self) -> None:
+    def test_answered_recall_gives_the_next_its_full_time(self) -> None:
         """Though the machine doesn't show yet what the first answer freed."""
-        account = self.recalled(kept=50)
+        account = self.recalled(answered=50)
         account.claim("c", 10, now=LATER + 10)
         assert account.decide(LATER + 10) == [recalls("a", 40)]
         assert account.decide(LATER + 10 + RECALL_S - 0.1) == []
         assert account.decide(LATER + 10 + RECALL_S) == [Unanswered("a", RECALL_S)]
 
-    def test_who_answers_only_what_it_was_told_before_does_not_hang(self) -> None:
+    def test_answer_to_an_earlier_recall_is_no_hang(self) -> None:
         """It was in a step when it was told again."""
-        account = self.recalled(kept=80)
+        account = self.recalled(answered=80)
         account.claim("c", 10, now=LATER + 5)
         assert account.decide(LATER + 5) == [recalls("a", 40)]
         account.obey([recalls("a", 50)])
@@ -387,8 +387,8 @@ class TestRecalls:
         assert account.decide(LATER + 6 + RECALL_S - 0.1) == []
         assert account.decide(LATER + 6 + RECALL_S) == [Unanswered("a", RECALL_S)]
 
-    def test_what_a_late_answer_freed_may_be_seen_later(self) -> None:
-        account = self.recalled(kept=80)
+    def test_bytes_of_a_late_answer_may_show_later(self) -> None:
+        account = self.recalled(answered=80)
         account.configure(100 * UNIT, 1000.0, 0)
         account.obey([recalls("a", 50)])
         assert account.decide(LATER + RECALL_S - 0.1) == []
@@ -396,9 +396,9 @@ class TestRecalls:
         account.footprint("a", 50)
         assert account.decide(LATER + RECALL_S) == [admits("b", 50)]
 
-    @pytest.mark.parametrize("kept", [80, 50])
-    def test_who_has_work_keeps_what_nobody_waits_for_any_more(self, kept: int) -> None:
-        account = self.recalled(kept=kept)
+    @pytest.mark.parametrize("answered", [80, 50])
+    def test_busy_model_regains_recalled_bytes_without_a_claim(self, answered: int) -> None:
+        account = self.recalled(answered=answered)
         account.need("a", 20, 60, held=1)
         assert account.decide(LATER + 1) == [], "it is on its way to another"
         account.withdraw("b")
@@ -408,23 +408,23 @@ class TestRecalls:
         assert account.decide(LATER + 1) == [lends("a", 90)]
         assert account.free == 10
 
-    def test_what_comes_for_another_goes_to_nobody_who_comes_later(self) -> None:
-        account = self.recalled(kept=80)
+    def test_bytes_that_come_for_a_claim_go_to_no_later_claim(self) -> None:
+        account = self.recalled(answered=80)
         account.need("a", 20, 60, 60)
         assert account.decide(LATER + 1) == [], "its next sequence needs 10 more than it may have"
         account.withdraw("b")
         assert account.decide(LATER + 1) == [lends("a", 60)]
 
-    def test_who_stands_idle_gives_back_what_nobody_waits_for_any_more(self) -> None:
+    def test_idle_model_gives_back_recalled_bytes_without_a_claim(self) -> None:
         """The machine may be short of it."""
-        account = self.recalled(kept=80)
+        account = self.recalled(answered=80)
         account.record_use("a", priority=0, busy=False, last_used=LATER)
         account.need("a", 0, cache=70, cache_wanted=70)
         account.withdraw("b")
         assert account.decide(LATER + 1) == []
 
-    def test_one_that_was_answered_is_closed(self) -> None:
-        account = self.recalled(kept=50)
+    def test_answered_recall_is_closed(self) -> None:
+        account = self.recalled(answered=50)
         account.footprint("a", 50.5)
         account.withdraw("b")
         assert account.decide(LATER + 1) == []
@@ -432,8 +432,8 @@ class TestRecalls:
         assert account.decide(LATER + 30) == [recalls("a", 39.5)]
         assert account.decide(LATER + 31) == [], "this one has just begun"
 
-    def test_who_did_what_it_could_is_counted_at_what_it_holds(self) -> None:
-        account = self.recalled(kept=50)
+    def test_bytes_that_a_worker_can_not_give_back_become_its_floor(self) -> None:
+        account = self.recalled(answered=50)
         account.footprint("a", 60)
         assert account.decide(LATER) == [lends("a", 60)]
         allocation = account.ledger.allocation("a")
@@ -441,8 +441,8 @@ class TestRecalls:
         assert (allocation.floor_bytes, allocation.idle_loan_bytes) == (60 * UNIT, 0)
         assert account.decide(LATER) == [], "it isn't asked for that again"
 
-    def test_what_it_lets_go_of_later_can_be_called_back_again(self) -> None:
-        account = self.recalled(kept=50)
+    def test_stuck_bytes_that_are_freed_later_can_be_recalled(self) -> None:
+        account = self.recalled(answered=50)
         account.footprint("a", 60)
         account.obey(account.decide(LATER))
         account.footprint("a", 40)
@@ -456,24 +456,24 @@ class TestRecalls:
         assert allocation.floor_bytes == 10 * UNIT
 
     def test_a_reading_from_before_its_answer_says_nothing(self) -> None:
-        account = self.recalled(kept=50)
+        account = self.recalled(answered=50)
         account.record("a", reading_of(80 * UNIT, 80 * UNIT))
         assert account.decide(LATER) == []
         account.footprint("a", 50)
         assert account.decide(LATER) == [admits("b", 50)]
 
-    def test_where_no_reading_comes_the_last_one_counts(self) -> None:
-        account = self.recalled(kept=50)
+    def test_last_reading_counts_if_no_other_comes(self) -> None:
+        account = self.recalled(answered=50)
         account.configure(100 * UNIT, 1000.0, 0)
         assert account.decide(LATER + RECALL_S - 0.1) == []
         account.decide(LATER + RECALL_S)
         assert account.decide(LATER + RECALL_S) == [lends("a", 80)]
 
-    def test_who_did_what_it_could_is_asked_for_no_more_where_the_budget_is_passed(self) -> None:
-        account = self.recalled(kept=50)
+    def test_stuck_worker_over_the_budget_is_asked_for_no_more(self) -> None:
+        account = self.recalled(answered=50)
         account.footprint("a", 100)
         assert account.decide(LATER) == [lends("a", 100)]
-        account = self.recalled(kept=50)
+        account = self.recalled(answered=50)
         account.footprint("a", 101)
         assert account.decide(LATER) == []
         assert account.limit("a") == 50
@@ -481,7 +481,7 @@ class TestRecalls:
 
 
 class TestOvergrown:
-    def test_where_there_is_room_the_limit_follows_the_footprint(self) -> None:
+    def test_limit_follows_the_footprint_while_there_is_room(self) -> None:
         account = Account()
         account.load("a", 50, busy=True)
         account.footprint("a", 50.5)
@@ -490,7 +490,7 @@ class TestOvergrown:
         assert account.decide(LATER) == [lends("a", 100)]
         assert account.decide(LATER) == []
 
-    def test_where_there_is_none_others_give_first_and_it_is_replaced_in_the_end(self) -> None:
+    def test_overgrown_worker_is_replaced_after_others_gave_memory(self) -> None:
         account = Account()
         account.load("a", 50, busy=True)
         account.load("b", 10, busy=True, used=15, wanted=40)
@@ -515,7 +515,7 @@ class TestOvergrown:
         account.footprint("a", 70)
         assert account.decide(LATER) == [recalls("a", 50)]
 
-    def test_who_shrinks_is_forgiven(self) -> None:
+    def test_worker_that_shrinks_is_not_replaced(self) -> None:
         account = Account()
         account.load("a", 50, busy=True)
         account.load("b", 50, busy=True)
@@ -528,7 +528,7 @@ class TestOvergrown:
         assert account.decide(LATER + 9 + OVERGROWN_S - 0.1) == []
         assert account.decide(LATER + 9 + OVERGROWN_S) == [Replace("a", 60 * UNIT, 50 * UNIT)]
 
-    def test_one_at_a_time(self) -> None:
+    def test_overgrown_workers_are_replaced_one_at_a_time(self) -> None:
         account = Account()
         for name, last_used in (("b", 2), ("a", 1)):
             account.load(name, 50, busy=True, last_used=last_used)
@@ -537,7 +537,7 @@ class TestOvergrown:
         account.decide(LATER)
         assert account.decide(LATER + OVERGROWN_S) == [Replace("a", 60 * UNIT, 50 * UNIT)]
 
-    def test_who_grows_while_it_loads_is_replaced_before_anyone_busy_goes(self) -> None:
+    def test_worker_that_outgrows_its_load_is_replaced_before_busy_models_go(self) -> None:
         account = Account()
         account.load("a", 50, busy=True)
         account.load("c", 5)
@@ -563,8 +563,8 @@ class TestOvergrown:
         account.footprint("a", 80)
         assert account.decide(LATER + 6 + OVERGROWN_S) == [recalls("a", 70)]
 
-    def test_who_is_over_its_limit_while_it_gives_back_has_time_for_that_first(self) -> None:
-        account = TestRecalls.recalled(kept=80)
+    def test_worker_over_its_limit_first_gets_time_for_a_recall(self) -> None:
+        account = TestRecalls.recalled(answered=80)
         account.footprint("a", 105)
         account.decide(LATER + 1)
         allocation = account.ledger.allocation("a")
@@ -656,7 +656,7 @@ class TestPressure:
 
 
 class TestLoans:
-    def test_what_nobody_waits_for_is_lent(self) -> None:
+    def test_unclaimed_memory_is_lent(self) -> None:
         account = Account()
         account.load("a", 10, busy=True, used=10, wanted=10)
         account.load("b", 10, busy=True, used=10, wanted=10)
@@ -665,7 +665,7 @@ class TestLoans:
         account.need("b", 10, 80)
         assert account.decide(LATER) == [lends("b", 60)]
 
-    def test_what_is_held_beside_sequences_raises_what_they_need(self) -> None:
+    def test_bytes_beside_the_account_raise_the_need(self) -> None:
         """A limit that counts it may come before the worker has to put rows aside for it."""
         account = Account()
         account.load("a", 10, busy=True, used=40, wanted=50, least=20)
@@ -680,7 +680,7 @@ class TestLoans:
         assert allocation.need == MemoryNeed(0, 0, 0), "it has nothing to do"
         account.grow_beside("nobody", 5)
 
-    def test_what_somebody_waits_for_is_not(self) -> None:
+    def test_claimed_memory_is_not_lent(self) -> None:
         account = Account()
         account.load("a", 10, busy=True)
         account.load("idle", 40)
@@ -729,7 +729,7 @@ class TestLoans:
         account.load("a", 10, busy=True, used=50, wanted=90)
         account.load("b", 10, busy=True)
         assert account.limit("a") == 90
-        told = []
+        changed_at = []
         for tenth in range(3000):
             now = LATER + tenth / 10
             for name in ("a", "b"):
@@ -738,8 +738,8 @@ class TestLoans:
             account.obey(decided)
             for name in ("a", "b"):
                 account.footprint(name, account.limit(name))
-            told += [now] * len(decided)
-        assert told[-1] <= LATER + REBALANCE_S + 1, "limits change without end"
+            changed_at += [now] * len(decided)
+        assert changed_at[-1] <= LATER + REBALANCE_S + 1, "limits change without end"
         assert (account.limit("a"), account.limit("b")) == (50, 50)
         account.need("b", 0)
         account.record_use("b", priority=0, busy=False, last_used=now)
@@ -788,7 +788,7 @@ class TestLoans:
             account.ending("ends")
         return account
 
-    def test_what_is_free_is_lent_once_and_the_rest_called_back(self) -> None:
+    def test_free_memory_is_lent_once_and_the_rest_recalled(self) -> None:
         account = self.three()
         assert account.decide(LATER) == [lends("a", 32), recalls("c", 36)]
         assert account.free == 0
@@ -797,7 +797,7 @@ class TestLoans:
         account = self.three(priority=1)
         assert account.decide(LATER) == [lends("b", 32), recalls("c", 31)]
 
-    def test_what_comes_for_nobody_is_not_called_back_as_well(self) -> None:
+    def test_unclaimed_coming_bytes_are_not_recalled_as_well(self) -> None:
         assert self.three(beside=38).decide(LATER) == [lends("a", 32)]
         assert self.three(beside=24).decide(LATER) == [lends("a", 32), recalls("c", 46)]
         assert self.three(beside=3).decide(LATER) == [lends("a", 32), recalls("c", 38)]
@@ -835,7 +835,7 @@ class TestLoans:
         assert account.decide(LATER) == [recalls("a", 15), recalls("b", 15)]
 
 
-class TestThirst:
+class TestStarvation:
     """A model is loaded, and its next sequence needs more than it has."""
 
     def test_it_takes_nothing_from_itself(self) -> None:
@@ -857,7 +857,7 @@ class TestThirst:
             assert allocation is not None
             assert allocation.starved_since == (None if since is None else LATER + since)
 
-    def test_who_was_just_loaded_has_waited_for_that_too(self) -> None:
+    def test_starvation_of_a_new_model_counts_from_its_claim(self) -> None:
         for ready_at, since in ((LATER, 3.0), (LATER - 2.4, 3.0), (LATER - 2.5, LATER)):
             account = Account()
             account.load("other", 40, busy=True, reload_s=1000.0)
@@ -903,7 +903,7 @@ class TestThirst:
         assert allocation is not None
         assert allocation.protected_at == now
 
-    def test_its_place_is_kept_from_when_it_got_what_it_waited_for(self) -> None:
+    def test_model_is_protected_from_the_grant_of_its_claim(self) -> None:
         account = Account()
         account.load("dry", 40, busy=True)
         account.need("dry", 0, 60, 60)
@@ -950,7 +950,7 @@ class TestThirst:
         account.need("dry", 0, 200, 200)
         assert account.decide(LATER) == [lends("dry", 100)]
 
-    def test_who_had_to_go_while_it_waited_asks_in_its_turn(self) -> None:
+    def test_model_that_was_evicted_while_it_starved_asks_in_its_turn(self) -> None:
         account = Account()
         account.load("busy", 60, busy=True)
         account.load("dry", 40, busy=True)
@@ -977,7 +977,7 @@ class TestThirst:
         account.claim("dry", 40, now=LATER + 2)
         assert account.decide(LATER + 2) == [admits("other", 40)]
 
-    def test_a_place_that_is_kept_anyway_is_filled_first(self) -> None:
+    def test_claim_of_a_protected_model_is_served_first(self) -> None:
         account = Account()
         account.load("pinned", 40, busy=True, pinned=True)
         account.load("dry", 40, busy=True, at=LATER)
@@ -1037,13 +1037,13 @@ class TestAttainable:
         account.configure(200 * UNIT, PATIENCE_S, 0)
         assert account.ledger.attainable_bytes("a") == 200 * UNIT
 
-    def test_what_may_come_back_counts(self) -> None:
+    def test_undecided_bytes_count_as_attainable(self) -> None:
         account = Account()
         account.load("a", 20)
         account.ledger.stranded_bytes, account.ledger.undecided_bytes = 30 * UNIT, 10 * UNIT
         assert account.ledger.attainable_bytes("a") == 80 * UNIT
 
-    def test_nobody_waits_for_more(self) -> None:
+    def test_claim_for_more_than_is_possible_does_not_wait(self) -> None:
         account = Account()
         account.load("pinned", 40, pinned=True)
         account.load("dry", 30, busy=True)

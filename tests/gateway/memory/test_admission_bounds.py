@@ -23,7 +23,7 @@ def _load(
     admission.record_use(name, priority=0, busy=busy, last_used=last_used)
 
 
-def test_who_holds_memory_asks_for_none() -> None:
+def test_model_with_memory_can_not_ask_for_more() -> None:
     admission = Admission(100 * GB, 10.0)
     _load(admission, "a", 60)
     with pytest.raises(ValueError, match="a holds memory already"):
@@ -34,7 +34,7 @@ def test_who_holds_memory_asks_for_none() -> None:
     assert [each.model_id for each in admission.claims] == ["a"]
 
 
-def test_who_is_ready_may_go_unless_it_is_pinned() -> None:
+def test_ready_model_may_be_evicted_unless_pinned() -> None:
     admission = Admission(100 * GB, 10.0)
     _load(admission, "a", 60)
     allocation = admission.ledger.allocation("a")
@@ -49,7 +49,7 @@ def test_who_is_ready_may_go_unless_it_is_pinned() -> None:
     assert admission.decide(2.0) == [Evict("a", "b", busy=False)]
 
 
-def test_what_is_just_possible_is_waited_for() -> None:
+def test_claim_for_exactly_the_possible_bytes_waits() -> None:
     admission = Admission(100 * GB, 1000.0)
     _load(admission, "pinned", 40, busy=True)
     _load(admission, "busy", 30, busy=True)
@@ -60,7 +60,7 @@ def test_what_is_just_possible_is_waited_for() -> None:
     assert [each.model_id for each in admission.claims] == ["just"]
 
 
-def test_no_spare_is_kept_that_nobody_asked_for() -> None:
+def test_no_spare_has_room_without_an_order() -> None:
     admission = Admission(100, 10.0)
     admission.decide(0.0)
     assert (admission.ledger.spare_bytes, admission.ledger.free_bytes) == (0, 100)
@@ -98,7 +98,7 @@ def test_the_spare_waits_for_those_that_wait() -> None:
     assert admission.ledger.spare_bytes == 5 * GB
 
 
-def test_a_shortage_takes_the_idle_one_that_is_least_missed_and_no_busy_one() -> None:
+def test_shortage_evicts_the_idle_model_with_least_worth_and_no_busy_one() -> None:
     admission = Admission(100 * GB, 10.0)
     _load(admission, "busy", 10, busy=True, last_used=1.0)
     _load(admission, "new", 10, last_used=3.0)
@@ -128,7 +128,7 @@ def test_a_shortage_takes_idle_loans_first_and_leaves_what_runs() -> None:
     assert (allocation.limit_bytes, allocation.recalled_at) == (30 * GB, 3.0)
 
 
-def test_who_is_on_its_way_out_borrows_nothing_and_goes_once() -> None:
+def test_ending_model_borrows_nothing_and_ends_once() -> None:
     admission = Admission(100 * GB, 10.0)
     _load(admission, "a", 60)
     admission.ending("a")
@@ -139,7 +139,7 @@ def test_who_is_on_its_way_out_borrows_nothing_and_goes_once() -> None:
     assert admission.decide(2.0) == [Admit("b", 50 * GB)]
 
 
-def test_what_matters_more_comes_first_and_then_who_asked_first() -> None:
+def test_claims_are_served_by_priority_then_by_age() -> None:
     admission = Admission(100 * GB, 10.0)
     for name, priority, since in (("late", 0, 2.0), ("early", 0, 1.0), ("dear", 1, 3.0)):
         admission.ask(name, 50 * GB, priority, since)
@@ -153,7 +153,7 @@ def test_what_matters_more_comes_first_and_then_who_asked_first() -> None:
 def test_a_moment_of_it_is_none() -> None:
     shortage = Shortage()
     levels: list[Pressure | None] = ["warn", "critical", None, "warn", "normal"]
-    assert [shortage.lasting(each, 4.9 * at) for at, each in enumerate(levels)] == [None] * 5
+    assert [shortage.lasting(each, 4.9 * index) for index, each in enumerate(levels)] == [None] * 5
 
 
 def test_critical_counts_as_warn_until_it_has_lasted_itself() -> None:
@@ -175,7 +175,7 @@ def test_critical_counts_as_warn_until_it_has_lasted_itself() -> None:
         min_size=1,
     )
 )
-def test_what_counts_was_there_all_the_time(readings: list[tuple[Pressure | None, float]]) -> None:
+def test_pressure_counts_only_if_it_lasts(readings: list[tuple[Pressure | None, float]]) -> None:
     order: list[Pressure | None] = [None, "normal", "warn", "critical"]
     shortage, now = Shortage(), 0.0
     past: list[tuple[float, Pressure | None]] = []
@@ -184,6 +184,8 @@ def test_what_counts_was_there_all_the_time(readings: list[tuple[Pressure | None
         past.append((now, level))
         counts = shortage.lasting(level, now)
         # All readings since the last one that is old enough.
-        begun = max((index for index, (at, _) in enumerate(past) if now - at >= 5.0), default=None)
+        begun = max(
+            (index for index, (read_at, _) in enumerate(past) if now - read_at >= 5.0), default=None
+        )
         least = 0 if begun is None else min(order.index(each) for _, each in past[begun:])
         assert counts == (order[least] if least >= order.index("warn") else None)

@@ -15,7 +15,7 @@ def _evicted(account: Account, now: float) -> list[str]:
     return [each.model_id for each in account.decide(now) if isinstance(each, Evict)]
 
 
-def test_nobody_is_replaced_for_what_others_can_spare() -> None:
+def test_worker_is_not_replaced_for_bytes_that_others_can_spare() -> None:
     account = Account()
     account.load("a", 20, busy=True)
     account.load("b", 30, busy=True, pinned=True)
@@ -33,7 +33,7 @@ def test_nobody_is_replaced_for_what_others_can_spare() -> None:
     assert _replaced(account, LATER + 3) == []
 
 
-def test_nobody_is_replaced_for_what_others_can_spare_in_the_end() -> None:
+def test_worker_is_not_replaced_for_bytes_that_others_can_spare_in_the_end() -> None:
     account = Account()
     account.load("a", 20, busy=True)
     account.load("b", 30, busy=True, used=39, least=39, at=LATER, reload_s=1000.0)
@@ -44,7 +44,7 @@ def test_nobody_is_replaced_for_what_others_can_spare_in_the_end() -> None:
     assert account.decide(LATER + OVERGROWN_S) == [recalls("b", 35)]
 
 
-def test_who_grows_again_has_its_time_again() -> None:
+def test_worker_that_grows_again_has_its_full_time() -> None:
     account = Account()
     account.load("a", 50, busy=True, at=LATER, reload_s=1000.0)
     account.load("b", 50, busy=True)
@@ -91,7 +91,7 @@ def test_of_two_that_wait_for_each_others_places_one_keeps_its_own() -> None:
     assert second.protected_at < now
 
 
-def test_what_comes_for_one_and_isnt_needed_is_the_nexts() -> None:
+def test_unneeded_coming_bytes_serve_the_next_claim() -> None:
     account = Account()
     account.load("idle", 30, last_used=1.0)
     account.load("other", 35, last_used=2.0)
@@ -103,7 +103,7 @@ def test_what_comes_for_one_and_isnt_needed_is_the_nexts() -> None:
     assert _evicted(account, LATER + 2) == ["other"]
 
 
-def test_thirst_counts_anew_after_it_was_stilled() -> None:
+def test_starvation_counts_anew_after_a_grant() -> None:
     account = Account()
     account.load("a", 20, busy=True)
     account.load("b", 60, busy=True)
@@ -128,7 +128,7 @@ def test_bytes_that_come_for_others_are_not_its_own() -> None:
     assert account.decide(LATER) == []
 
 
-def test_what_one_keeps_comes_for_nobody_else() -> None:
+def test_bytes_that_a_model_regains_come_for_no_other() -> None:
     account = Account()
     account.load("idle", 10, busy=True)
     account.load("dry", 40, busy=True, used=60)
@@ -142,7 +142,7 @@ def test_what_one_keeps_comes_for_nobody_else() -> None:
     assert account.decide(LATER) == [lends("dry", 60), Evict("idle", "other", busy=False)]
 
 
-def test_who_has_answered_a_recall_and_grows_again_holds_nothing_for_ever() -> None:
+def test_worker_that_grows_after_a_recall_holds_nothing_for_ever() -> None:
     account = Account()
     account.load("a", 10, busy=True, used=40)
     account.claim("b", 70)

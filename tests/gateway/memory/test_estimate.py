@@ -143,11 +143,11 @@ class TestCommand:
         result = CliRunner().invoke(estimate_command, [model, "--state-dir", str(state_dir)])
         return result.exit_code, result.output
 
-    def test_what_is_not_there(self, tmp_path: Path) -> None:
+    def test_missing_files_are_no_estimate(self, tmp_path: Path) -> None:
         status, output = self.run(str(tmp_path / "none"), tmp_path)
         assert (status, "no model folder" in output) == (4, True)
 
-    def test_folder_without_configuration_is_no_model(self, tmp_path: Path) -> None:
+    def test_folder_without_a_model_is_no_estimate(self, tmp_path: Path) -> None:
         status, output = self.run(str(tmp_path), tmp_path)
         assert (status, "there is no config.json" in output) == (4, True)
 
@@ -183,7 +183,7 @@ class TestFloor:
         assert margin == int(uncertain * 1.15) - uncertain
         assert result.fixed_bytes == PROCESS_BYTES[BackEnd.CPU] + result.weight_bytes
 
-    def test_what_was_measured_goes_before_what_is_calculated(self) -> None:
+    def test_measured_bytes_replace_calculated_bytes(self) -> None:
         calculated = _estimate(shapes.DEMO, 1024)
         measured = _estimate(shapes.DEMO, 1024, measured=70_000_000)
         assert measured.fixed_bytes == 70_000_000

@@ -191,7 +191,7 @@ def test_every_rank_is_a_process_and_has_the_embedding_whole() -> None:
     assert sum(each.bytes for each in two.lines) == two.floor_bytes
 
 
-def test_one_rank_in_each_memory_takes_its_part_alone() -> None:
+def test_single_rank_in_each_memory_takes_its_part_alone() -> None:
     here = _of_ranks(msgspec.structs.replace(TWO, ranks_here=1))
     both = _of_ranks(TWO)
     assert both.weight_bytes == 2 * here.weight_bytes

@@ -171,7 +171,7 @@ def test_defaults_are_those_of_mlx_lm(kind: str) -> None:
     assert {name: defaults[name] for name in DEFAULTS[kind]} == DEFAULTS[kind]
 
 
-def test_what_a_file_leaves_out() -> None:
+def test_default_sizes_fill_missing_keys() -> None:
     text = language_of(GEMMA)
     assert (text["head_dim"], text["sliding_window_pattern"]) == (256, 6)
     nested: dict[str, Any] = {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}
@@ -229,7 +229,7 @@ def test_long_texts_have_many_scores(tmp_path: Path) -> None:
     assert found.whole_bytes - found.fixed_bytes > 12 * 8192 * 8192 * 4
 
 
-def test_who_is_an_encoder() -> None:
+def test_encoders_are_known_by_their_configuration() -> None:
     assert encoder_of({"model_type": "bert"}) == "bert"
     assert encoder_of({"model_type": "roberta"}) == "xlm_roberta"
     assert encoder_of({"model_type": "mpnet"}) == ""

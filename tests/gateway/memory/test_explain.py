@@ -1,4 +1,4 @@
-"""Why requests wait inside a model that is loaded, in a sentence."""
+"""Why requests wait inside a model that is loaded, in a text."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def _ledger() -> Ledger:
     return ledger
 
 
-def test_what_is_wanted_and_what_is_free() -> None:
-    told = explain.short(_ledger(), "m", 3)
-    assert told == "3 requests wait for memory: 8.0 GB more is wanted, 6.0 GB are free"
-    told = explain.short(_ledger(), "m", 1)
-    assert told == "1 request waits for memory: 8.0 GB more is wanted, 6.0 GB are free"
+def test_wait_names_needed_and_free_bytes() -> None:
+    text = explain.short(_ledger(), "m", 3)
+    assert text == "3 requests wait for memory: 8.0 GB more is wanted, 6.0 GB are free"
+    text = explain.short(_ledger(), "m", 1)
+    assert text == "1 request waits for memory: 8.0 GB more is wanted, 6.0 GB are free"
 
 
 def test_while_it_gives_back() -> None:
@@ -32,49 +32,49 @@ def test_while_it_gives_back() -> None:
     assert allocation is not None
     assert explain.returning(ledger, "m") is None
     allocation.obeyed_bytes = 5 * GB
-    told = explain.short(ledger, "m", 2)
-    assert told is not None
-    assert told.endswith("8.0 GB more is wanted, and 1.0 GB are being called back")
-    told = explain.returning(ledger, "m")
-    assert told == "1.0 GB of what it holds are being called back"
+    text = explain.short(ledger, "m", 2)
+    assert text is not None
+    assert text.endswith("8.0 GB more is wanted, and 1.0 GB are being called back")
+    text = explain.returning(ledger, "m")
+    assert text == "1.0 GB of what it holds are being called back"
     assert explain.returning(ledger, "unknown") is None
 
 
 def test_why_there_can_be_no_more() -> None:
     ledger = _ledger()
-    told = explain.at_best(ledger, "m", 10 * GB)
-    assert told == "At most 10.0 GB of the memory budget of 10.0 GB can be had for it at present."
+    text = explain.at_best(ledger, "m", 10 * GB)
+    assert text == "At most 10.0 GB of the memory budget of 10.0 GB can be had for it at present."
     ledger.enter(Claim("p", 2 * GB, 0, 0.0, pinned=True))
     ledger.enter(Claim("q", 1 * GB, 0, 0.0))
     ledger.stranded_bytes, ledger.undecided_bytes = 3 * GB, GB
-    told = explain.at_best(ledger, "m", -1)
-    assert told.endswith(
+    text = explain.at_best(ledger, "m", -1)
+    assert text.endswith(
         "be had for it at present, as p keeps 2.0 GB (pinned), 2.0 GB are stranded."
     )
-    assert told.startswith("At most 0 B of ")
+    assert text.startswith("At most 0 B of ")
     ledger.undecided_bytes = 3 * GB
     assert "stranded" not in explain.at_best(ledger, "m", 0)
     assert "keeps" not in explain.at_best(Ledger(GB), "p", 0)
 
 
-def test_who_takes_turns_with_it() -> None:
+def test_wait_names_the_rivals() -> None:
     ledger = Ledger(10 * GB)
     group = Group("large", ("m", "n"), swap=True)
     ledger.arrange(Groups([group]))
     ledger.enter(Claim("n", 2 * GB, 0, 0.0))
-    told = explain.waiting(ledger, Claim("m", 4 * GB, 0, 0.0))
+    text = explain.waiting(ledger, Claim("m", 4 * GB, 0, 0.0))
     place = "groups.large has one model loaded at a time (swap), now n"
-    assert told == (
+    assert text == (
         f"{place}: it makes room once it is idle, or after queue.max_wait_s; "
         "`bulkhead unload n` unloads it now"
     ), "what it needs is free, and no reason"
     allocation = ledger.allocation("n")
     assert allocation is not None
     allocation.ending = True
-    told = explain.waiting(ledger, Claim("m", 4 * GB, 0, 0.0))
-    assert told == f"{place}; n is ending"
-    told = explain.waiting(ledger, Claim("m", 9 * GB, 0, 0.0))
-    assert told.startswith(f"{place}; n is ending; it needs 9.0 GB and 8.0 GB of 10.0 GB are free")
+    text = explain.waiting(ledger, Claim("m", 4 * GB, 0, 0.0))
+    assert text == f"{place}; n is ending"
+    text = explain.waiting(ledger, Claim("m", 9 * GB, 0, 0.0))
+    assert text.startswith(f"{place}; n is ending; it needs 9.0 GB and 8.0 GB of 10.0 GB are free")
     assert explain.displaced("n", "m", group) == (
         "'m' has taken its place, as groups.large has one loaded at a time (swap); the next "
         "request for it, or `bulkhead load n`, takes it back; to have both loaded, take one out of "

@@ -36,7 +36,7 @@ class GroupedWorld(World):
             max_size=3,
         ),
     )
-    def begin(
+    def create(
         self,
         floors: list[int],
         pinned: set[int],
@@ -45,7 +45,7 @@ class GroupedWorld(World):
         kinds: list[str],
         wanted: list[tuple[str, set[int]]],
     ) -> None:
-        super().begin(floors, pinned, priorities, lags_s, kinds)
+        super().create(floors, pinned, priorities, lags_s, kinds)
         groups: list[Group] = []
         for kind, numbers in wanted:
             names = tuple(str(each) for each in sorted(numbers) if str(each) in self.models)
@@ -73,16 +73,16 @@ class GroupedWorld(World):
         alive = {each.name for each in self.models.values() if each.process is not None}
         for group in groups.all:
             assert not group.swap or len(alive & {*group.models}) <= 1, "they exclude each other"
-        kept = 0
+        reserved = 0
         for group in groups.reserving:
             sizes = [self.models[each].floor for each in group.models]
-            kept += max(sizes) if group.swap else sum(sizes)
+            reserved += max(sizes) if group.swap else sum(sizes)
         others = sum(
             each.floor
             for each in self.models.values()
             if each.process in ("loading", "ready") and not groups.reserved(each.name)
         )
-        assert not others or others + kept <= BUDGET, "the room that is kept is somebody's"
+        assert not others or others + reserved <= BUDGET, "the room that is kept is somebody's"
 
 
 @pytest.mark.parametrize(

@@ -42,14 +42,14 @@ def test_and_after_as_long_as_its_load_took() -> None:
     assert _gone(account.decide(LATER + 40)) == ["idle"]
 
 
-def test_nobody_may_have_used_it_meanwhile() -> None:
+def test_recently_used_model_is_not_evicted() -> None:
     account = _wanting()
     account.record_use("idle", priority=0, busy=False, last_used=LATER + 1)
     assert account.decide(LATER + SLICE_S) == []
     assert _gone(account.decide(LATER + 1 + SLICE_S)) == ["idle"]
 
 
-def test_one_that_was_just_loaded_stays() -> None:
+def test_model_that_was_just_loaded_stays() -> None:
     account = _wanting(last_used=0.0)
     account.ready("idle", LATER + 1)
     assert account.decide(LATER + SLICE_S) == []
@@ -59,7 +59,7 @@ def test_one_that_was_just_loaded_stays() -> None:
 @pytest.mark.parametrize(
     "settings", [{"priority": 1}, {"pinned": True}, {"busy": True}], ids=lambda each: str(each)
 )
-def test_who_stays(settings: dict[str, int]) -> None:
+def test_protected_models_stay(settings: dict[str, int]) -> None:
     account = _wanting(**settings)
     assert account.decide(LATER + 100) == []
 
@@ -82,7 +82,7 @@ def test_rows_that_grow_are_nobody_who_waits() -> None:
     assert account.decide(LATER + 200) == [], "it has all that it wants"
 
 
-def test_who_is_to_give_back_asks_for_nothing() -> None:
+def test_model_under_recall_asks_for_nothing() -> None:
     account = _wanting()
     account.record_use("busy", priority=0, busy=True, last_used=LATER)
     account.claim("new", 10)
@@ -95,7 +95,7 @@ def test_who_is_to_give_back_asks_for_nothing() -> None:
     assert _gone(account.decide(LATER + SLICE_S)) == []
 
 
-def test_no_more_go_than_it_takes_the_least_missed_first() -> None:
+def test_only_needed_models_go_least_worth_first() -> None:
     account = Account()
     account.load("busy", 10, busy=True, used=40)
     for name, last_used in (("old", 1.0), ("new", 2.0), ("mid", 1.5)):
@@ -105,7 +105,7 @@ def test_no_more_go_than_it_takes_the_least_missed_first() -> None:
     assert _gone(account.decide(LATER + SLICE_S)) == ["old", "mid"]
 
 
-def test_what_comes_already_counts() -> None:
+def test_coming_bytes_count() -> None:
     account = Account()
     account.load("busy", 10, busy=True, used=40)
     account.load("ends", 20)
@@ -133,7 +133,7 @@ def test_of_several_that_want_each_is_served_once() -> None:
     assert account.decide(LATER + SLICE_S) == [Evict("new", "b", busy=False)]
 
 
-def test_what_is_left_of_one_that_goes_is_for_the_next_that_wants() -> None:
+def test_surplus_of_an_eviction_serves_the_next_model() -> None:
     account = Account()
     for name in ("a", "b"):
         account.load(name, 10, busy=True, used=20)
@@ -189,7 +189,7 @@ def test_the_spare_goes_first_and_stays_away_while_they_wait() -> None:
     assert account.ledger.spare_bytes == 5 * UNIT
 
 
-def test_nobody_goes_where_those_who_wait_would_get_the_room() -> None:
+def test_no_idle_model_goes_while_claims_would_get_the_room() -> None:
     """A model that was just loaded keeps its place, and without it the load doesn't fit."""
     account = Account()
     account.load("placed", 30, busy=True, at=LATER, reload_s=1000.0)

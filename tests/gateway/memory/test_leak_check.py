@@ -87,7 +87,7 @@ class Mac:
         self.check.ended(pid, self.now)
 
 
-def test_what_stays_wired_for_a_minute_after_a_kill_is_stranded() -> None:
+def test_pages_wired_a_minute_after_a_kill_are_stranded() -> None:
     mac = Mac()
     mac.pass_by(5)
     pid = mac.load(20 * GB)
@@ -101,7 +101,7 @@ def test_what_stays_wired_for_a_minute_after_a_kill_is_stranded() -> None:
     assert mac.check.bytes == 19 * GB
 
 
-def test_what_comes_back_within_a_minute_is_not() -> None:
+def test_pages_that_return_within_a_minute_are_not_stranded() -> None:
     mac = Mac()
     mac.pass_by()
     mac.end(mac.load(20 * GB), returning=20 * GB)
@@ -143,7 +143,7 @@ def test_an_unload_of_102_gb_that_gave_11_back() -> None:
     assert found.missing_bytes == mac.check.bytes == 91 * GB
 
 
-def test_what_other_programs_wire_while_a_model_is_loaded_is_theirs() -> None:
+def test_pages_that_other_programs_wire_are_theirs() -> None:
     mac = Mac()
     mac.pass_by()
     pid = mac.load(20 * GB)
@@ -154,7 +154,7 @@ def test_what_other_programs_wire_while_a_model_is_loaded_is_theirs() -> None:
     assert mac.check.undecided_bytes == 0
 
 
-def test_what_a_worker_had_not_wired_is_not_missed() -> None:
+def test_pages_that_a_worker_had_not_wired_are_not_stranded() -> None:
     mac = Mac()
     mac.pass_by()
     pid = mac.load(20 * GB, wired=0)
@@ -264,7 +264,7 @@ def test_a_worker_that_nobody_has_measured_is_not_judged() -> None:
     assert mac.check.undecided_bytes == 0
 
 
-def test_what_it_had_a_moment_ago_counts() -> None:
+def test_wired_bytes_of_a_moment_ago_count() -> None:
     """Its memory may be gone from its footprint before its end is known, or have come just then."""
     mac = Mac()
     mac.pass_by()
@@ -284,7 +284,7 @@ def test_what_it_had_a_moment_ago_counts() -> None:
     assert mac.pass_by(60) == [Leak(f"model-{pid}", 20 * GB, 20 * GB)]
 
 
-def test_what_was_killed_with_a_gateway_is_found_once() -> None:
+def test_pages_of_workers_killed_with_a_gateway_are_stranded_once() -> None:
     level = RECORD.wired_bytes
     mac = Mac(LeakCheck(TOTAL, msgspec.structs.replace(RECORD, bytes=0)))
     mac.others = level
@@ -443,14 +443,14 @@ class TestAtStart:
     @pytest.mark.parametrize(
         ("age_s", "follows_crash"), [(1.0, False), (FRESH_S + 5.0, True), (-60.0, True)]
     )
-    def test_after_an_orderly_end_or_a_long_time_nothing_is_said_of_them(
+    def test_claims_are_dropped_after_an_orderly_end_or_a_long_time(
         self, tmp_path: Path, age_s: float, follows_crash: bool
     ) -> None:
         mac = self._crashed(tmp_path, age_s, lost=37 * GB, follows_crash=follows_crash)
         assert mac.pass_by(120) == []
         assert mac.check.bytes == 7 * GB
 
-    def test_what_is_wired_before_a_model_is_loaded_is_known_at_once(self, tmp_path: Path) -> None:
+    def test_wired_bytes_before_a_load_are_known_at_once(self, tmp_path: Path) -> None:
         mac = self._start(tmp_path, None)
         mac.others = 5 * GB
         mac.end(mac.load(20 * GB), lost=20 * GB)
@@ -498,7 +498,7 @@ class _Clock:
         return self.at
 
 
-async def test_what_is_found_is_told_written_and_taken_off_the_budget(
+async def test_stranded_bytes_are_emitted_written_and_withheld(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = _Clock()
@@ -530,8 +530,8 @@ async def test_what_is_found_is_told_written_and_taken_off_the_budget(
         assert (ledger.usable_bytes, ledger.undecided_bytes) == (40 * GB - undecided, undecided)
     pass_by(60, 24 * GB, {})
     assert (ledger.usable_bytes, ledger.undecided_bytes) == (20 * GB, 0)
-    told = [(each.kind, each.model, each.fields) for each in events.recent(2)]
-    assert told == [
+    emitted = [(each.kind, each.model, each.fields) for each in events.recent(2)]
+    assert emitted == [
         (
             "return",
             "demo",

@@ -34,7 +34,7 @@ def test_a_floor_is_reserved_before_anything_is_held() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "kept", "footprint", "read_at", "committed", "coming"),
+    ("limit", "answered", "footprint", "read_at", "committed", "coming"),
     [
         pytest.param(50, 30, 30, 30, 50, 0, id="it uses less"),
         pytest.param(30, 50, 30, 50, 50, 20, id="it has not answered"),
@@ -43,12 +43,12 @@ def test_a_floor_is_reserved_before_anything_is_held() -> None:
         pytest.param(30, 30, 50, 30, 50, 0, id="it gives no more"),
     ],
 )
-def test_what_is_committed_is_the_most_that_it_may_come_to(
-    limit: int, kept: int, footprint: int, read_at: int, committed: int, coming: int
+def test_committed_bytes_are_the_largest_of_limit_answer_and_footprint(
+    limit: int, answered: int, footprint: int, read_at: int, committed: int, coming: int
 ) -> None:
     ledger = Ledger(100)
     allocation = _holder(ledger, "a", 20)
-    allocation.limit_bytes, allocation.obeyed_bytes = limit, kept
+    allocation.limit_bytes, allocation.obeyed_bytes = limit, answered
     allocation.footprint_bytes, allocation.read_at_bytes = footprint, read_at
     assert (allocation.committed_bytes, ledger.committed_bytes) == (committed, committed)
     assert allocation.returning_bytes == allocation.coming_bytes == ledger.coming_bytes == coming
@@ -69,7 +69,7 @@ def test_of_a_loan_what_neither_runs_nor_comes_next_stands_idle() -> None:
     assert allocation.lent_bytes == 50
 
 
-def test_who_is_loaded_may_borrow_and_be_asked_to_go() -> None:
+def test_loaded_model_may_borrow_and_be_evicted() -> None:
     ledger = Ledger(100)
     allocation = _holder(ledger, "a", 20)
     allocation.ready_at = 0.0
@@ -101,14 +101,14 @@ def test_the_budget_less_what_nobody_can_give_back() -> None:
     assert ledger.usable_bytes == 0
 
 
-def test_who_is_short_has_requests_that_wait_for_more() -> None:
+def test_short_model_has_requests_that_wait_for_memory() -> None:
     allocation = _holder(Ledger(100), "a", 20)
     for held, wanted, short in ((1, 21, True), (1, 20, False), (0, 21, False)):
         allocation.need = MemoryNeed(20, wanted, 10, held)
         assert allocation.short is short
 
 
-def test_who_comes_from_an_earlier_gateway_is_there() -> None:
+def test_model_of_an_earlier_gateway_has_its_allocation() -> None:
     ledger, earlier = Ledger(100), Ledger(100)
     allocation = _holder(earlier, "a", 20)
     ledger.adopt(allocation)
@@ -132,18 +132,18 @@ def test_companions_are_used_together() -> None:
 def test_a_reserved_model_that_may_not_be_beside_it_leaves_its_room() -> None:
     ledger = Ledger(100)
     ledger.arrange(
-        Groups([Group("turns", ("a", "b"), swap=True), Group("kept", ("b", "c"), reserve=True)])
+        Groups([Group("turns", ("a", "b"), swap=True), Group("answered", ("b", "c"), reserve=True)])
     )
     for name, floor in (("b", 30), ("c", 20)):
         ledger.floors[name] = floor
         _holder(ledger, name, floor)
-    assert ledger.possible_among({"a"}) == 50, "the floor of c, and the room that is kept for b"
+    assert ledger.possible_among({"a"}) == 50, "the floor of c, and the room that is answered for b"
     assert ledger.reserved_for(ledger.groups.all[1]) == 0
     ledger.remove("b")
     assert ledger.reserved_for(ledger.groups.all[1]) == 30
 
 
-def test_what_is_given_back_to_it_is_no_recall_any_more() -> None:
+def test_bytes_lent_again_are_no_recall() -> None:
     ledger = Ledger(100)
     allocation = _holder(ledger, "a", 20)
     orders = MemoryOrders(ledger, 3.0)

@@ -41,7 +41,7 @@ def test_no_more_is_called_back_than_is_missing() -> None:
     assert account.decide(LATER) == [recalls("a", 40), recalls("b", 45)]
 
 
-def test_who_outgrew_what_it_was_lent_has_it_back_after_a_while() -> None:
+def test_model_that_outgrew_a_loan_borrows_again_after_a_while() -> None:
     """Its row would be taken in and put out again as fast as decisions are made."""
     account = Account(budget=60)
     account.load("a", 10, busy=True, used=20)
@@ -58,7 +58,7 @@ def test_who_outgrew_what_it_was_lent_has_it_back_after_a_while() -> None:
     assert account.decide(LATER + REBALANCE_S) == [lends("a", 30)]
 
 
-def test_what_it_cannot_have_meanwhile_is_called_back_from_nobody() -> None:
+def test_loan_that_must_wait_causes_no_recall() -> None:
     account = Account(budget=60)
     account.load("lender", 10, busy=True, used=50)
     account.load("a", 10, busy=True)
@@ -72,7 +72,7 @@ def test_what_it_cannot_have_meanwhile_is_called_back_from_nobody() -> None:
     assert account.decide(LATER + REBALANCE_S) == [lends("a", 15), recalls("lender", 30)]
 
 
-def test_who_falls_idle_keeps_nothing_that_others_could_use() -> None:
+def test_idle_model_gives_its_loan_to_others() -> None:
     """However near to its share the other is already."""
     account = Account(budget=90)
     account.load("a", 10, busy=True, used=70)
@@ -88,7 +88,7 @@ def test_who_falls_idle_keeps_nothing_that_others_could_use() -> None:
     assert account.decide(LATER + QUIET_S) == [lends("a", 80)]
 
 
-def test_where_one_that_stands_idle_has_enough_the_other_keeps_its_own() -> None:
+def test_recall_from_an_idle_model_spares_a_busy_one() -> None:
     account = Account(budget=110)
     for name in ("a", "b"):
         account.load(name, 10, busy=True, used=50)
@@ -115,7 +115,7 @@ def test_nothing_is_called_back_that_those_who_wait_would_have() -> None:
     assert account.decide(LATER) == [recalls("lender", 25)]
 
 
-def test_what_comes_for_one_that_waits_is_all_that_is_called_back_for_it() -> None:
+def test_recall_for_a_waiting_model_stops_at_its_coming_bytes() -> None:
     """And the others may share what is beside that."""
     account = Account()
     account.load("lender", 10, busy=True, used=60)
@@ -127,7 +127,7 @@ def test_what_comes_for_one_that_waits_is_all_that_is_called_back_for_it() -> No
     assert account.decide(LATER) == [recalls("lender", 35)]
 
 
-def test_what_is_on_its_way_back_makes_nobodys_share_smaller() -> None:
+def test_returning_bytes_make_no_share_smaller() -> None:
     """Each recall would bring about a smaller one, down to single bytes."""
     account = Account(budget=129)
     account.load("large", 10, busy=True, used=70)
@@ -179,7 +179,7 @@ def test_any_pool_is_shared_as_it_should_be(pool: int, borrowers: list[Borrower]
                 assert lent[other.model_id] <= lent[each.model_id] + 1, "an equal has more"
 
 
-def test_who_wants_little_has_it_and_the_rest_is_divided() -> None:
+def test_small_wants_are_met_and_the_rest_is_divided() -> None:
     borrowers = [Borrower("a", 0, 60), Borrower("b", 0, 10), Borrower("c", 0, 60)]
     assert shares(70, borrowers) == {"b": 10, "a": 30, "c": 30}
     assert shares(71, borrowers) == {"b": 10, "a": 30, "c": 31}
@@ -188,7 +188,7 @@ def test_who_wants_little_has_it_and_the_rest_is_divided() -> None:
     assert shares(-5, above) == dict.fromkeys(("first", "b", "a", "c", "last"), 0)
 
 
-def test_what_one_keeps_of_its_own_comes_for_nobody_else() -> None:
+def test_recalled_bytes_that_a_model_regains_come_for_no_other() -> None:
     account = Account(budget=90)
     account.load("a", 10, busy=True, used=40, last_used=1.0)
     account.load("c", 10, busy=True, used=40)
@@ -203,7 +203,7 @@ def test_what_one_keeps_of_its_own_comes_for_nobody_else() -> None:
     assert account.decide(LATER) == [lends("a", 40), recalls("c", 20)]
 
 
-def test_what_an_end_brings_is_called_back_from_nobody() -> None:
+def test_bytes_of_an_end_are_not_recalled_as_well() -> None:
     account = Account(budget=90)
     account.load("old", 30)
     account.load("c", 10, busy=True, used=40)

@@ -61,7 +61,7 @@ def test_it_has_an_end() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "left"), [(PATIENCE_S - 0.1, True), (PATIENCE_S, False)])
-def test_one_that_began_when_it_was_anothers_turn_is_not(seconds: float, *, left: bool) -> None:
+def test_prompt_outside_its_turn_is_not_protected(seconds: float, *, left: bool) -> None:
     account = _computing(prompt=1)
     account.need("a", 70, 70, 70)
     account.decide(LATER)
@@ -70,7 +70,7 @@ def test_one_that_began_when_it_was_anothers_turn_is_not(seconds: float, *, left
     assert (_turn(account, LATER + PROMPT_S) == []) is left
 
 
-def test_what_it_waited_for_is_its_own_turn() -> None:
+def test_prompt_after_a_grant_is_in_turn() -> None:
     """However long the other has waited; but only for the first prompt since."""
     account = Account()
     account.load("a", 20, busy=True, prompt=4)
@@ -118,7 +118,7 @@ def test_a_floor_waits_for_it_too() -> None:
 def test_two_in_each_others_way_both_finish(floor: int, size: int) -> None:
     """Prompts of three times the patience; what they make next takes longer still."""
     world = World()
-    world.begin([floor, floor], set(), [0] * 6, [0] * 6, ["thin"] * 6)
+    world.create([floor, floor], set(), [0] * 6, [0] * 6, ["thin"] * 6)
     for model in world.models.values():
         model.waiting.append(Row(0.0, 100.0, size * UNIT, int(PROMPT_S)))
     for _ in range(1000):
@@ -137,7 +137,7 @@ def test_idle_loans_go_before_caches_and_those_before_idle_models() -> None:
     assert account.decide(LATER) == [recalls("b", 10), recalls("a", 15)]
 
 
-def test_a_busy_one_stays_where_its_end_would_not_do() -> None:
+def test_busy_model_stays_if_its_eviction_frees_too_little() -> None:
     """Of 100 its rows have 60, and its floor would bring 20 more."""
     account = Account()
     account.load("stays", 20, busy=True, at=LATER, reload_s=1000.0)
@@ -146,7 +146,7 @@ def test_a_busy_one_stays_where_its_end_would_not_do() -> None:
     assert account.decide(LATER + PATIENCE_S) == []
 
 
-def test_who_goes_is_told_nothing_else() -> None:
+def test_evicted_model_gets_no_other_decision() -> None:
     account = Account(budget=70)
     account.load("goes", 30, busy=True, used=50)
     account.load("stays", 10, busy=True, used=20, pinned=True)

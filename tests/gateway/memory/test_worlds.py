@@ -70,8 +70,8 @@ class NoPatience(Admission):
 class Everybody(AdmissionRound):
     """Whoever is busy, pinned or matters more has to go at once."""
 
-    def settle(self) -> None:
-        super().settle()
+    def take_stock(self) -> None:
+        super().take_stock()
         self.reclaim._may_displace = lambda _claim, allocation: allocation.steady  # type: ignore[method-assign]
 
 

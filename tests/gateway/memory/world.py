@@ -84,7 +84,7 @@ class Model:
     last_used: float = 0.0
     busy_since: float = 0.0
     # Its worker: what it was told, when it will obey, what it keeps to, what it holds beside.
-    told: int = 0
+    ordered: int = 0
     obeys_at: float | None = None
     limit: int = 0
     beside: int = 0
@@ -133,7 +133,7 @@ class Model:
             self.used, wanted, least, len(self.waiting), prompt, self.cache, 2 * self.cache + UNIT
         )
 
-    def keep(self) -> None:
+    def grow_cache(self) -> None:
         """What rows computed stays, as long as there is room."""
         free = max(0, self.limit - self.used)
         self.cache = min(free, self.cache + (UNIT if self.running else 0))
@@ -156,10 +156,10 @@ class Model:
             else:
                 each.left_s -= 1.0
         self.running = [each for each in self.running if each.left_s > 0]
-        self.keep()
+        self.grow_cache()
 
     def obey(self) -> None:
-        self.limit, self.obeys_at = self.told, None
+        self.limit, self.obeys_at = self.ordered, None
         while self.running and self.used > self.limit:
             self.waiting.insert(0, self.running.pop())
         self.keep_to_limit()
@@ -182,7 +182,7 @@ class World(RuleBasedStateMachine):
         lags_s=st.lists(st.sampled_from((0, 1, 3)), min_size=MODELS, max_size=MODELS),
         kinds=st.lists(st.sampled_from(KINDS), min_size=MODELS, max_size=MODELS),
     )
-    def begin(
+    def create(
         self,
         floors: list[int],
         pinned: set[int],
@@ -228,21 +228,21 @@ class World(RuleBasedStateMachine):
         room = BUDGET - staying - model.floor - 2 * MOST_BESIDE
         size_bytes = min(size * UNIT, max(ORDINARY, room + ORDINARY))
         model.waiting += [Row(self.now, length_s, size_bytes, prompt_s) for _ in range(count)]
-        self._settle()
+        self._serve_all()
 
     @rule(number=st.integers(0, MODELS - 1))
     def a_client_leaves(self, number: int) -> None:
         model = self._model(number)
         if model.waiting:
             model.waiting.pop()
-        self._settle()
+        self._serve_all()
 
     @rule(number=st.integers(0, MODELS - 1))
     def a_crash(self, number: int) -> None:
         model = self._model(number)
         if model.process is not None:
             self._end(model)
-        self._settle()
+        self._serve_all()
 
     @rule(number=st.integers(0, MODELS - 1))
     def an_operator_unloads(self, number: int) -> None:
@@ -250,7 +250,7 @@ class World(RuleBasedStateMachine):
         if model.process in ("loading", "ready"):
             self._ask_to_end(model)
             self.admission.ending(model.name)
-        self._settle()
+        self._serve_all()
 
     @rule(number=st.integers(0, MODELS - 1), more=st.integers(1, 10))
     def it_grows(self, number: int, more: int) -> None:
@@ -258,7 +258,7 @@ class World(RuleBasedStateMachine):
         model = self._model(number)
         if model.process == "ready":
             model.beside = min(MOST_BESIDE, model.beside + more * UNIT)
-        self._settle()
+        self._serve_all()
 
     @rule(number=st.integers(0, MODELS - 1))
     def it_hangs(self, number: int) -> None:
@@ -282,9 +282,9 @@ class World(RuleBasedStateMachine):
                 self.admission.ready(model.name, self.now, reload_s=model.load_s)
             elif model.process == "ending" and self.now >= model.until:
                 self._end(model)
-        self._settle()
+        self._serve_all()
 
-    def _settle(self) -> None:
+    def _serve_all(self) -> None:
         """As the gateway: demand becomes claims, then decisions, until nothing follows."""
         World.steps += 1
         for _ in range(40):
@@ -359,13 +359,13 @@ class World(RuleBasedStateMachine):
                 assert model.process is None, "a second process beside a living one"
                 assert floor == model.floor + model.learned
                 model.process = "loading"
-                model.limit = model.told = floor
+                model.limit = model.ordered = floor
                 model.until = self.now + model.load_s
             case LimitChange(limit_bytes=limit, recall=recall):
                 assert model.process == "ready"
                 assert limit >= model.floor, "a floor is nobody else's"
                 World.recalls += recall
-                model.told = limit
+                model.ordered = limit
                 if limit >= model.limit:
                     model.limit, model.obeys_at = limit, None
                 elif model.obeys_at is None:
@@ -388,7 +388,7 @@ class World(RuleBasedStateMachine):
             case Replace(footprint_bytes=footprint, limit_bytes=limit):
                 assert footprint > limit
                 fat = model.taken or model.kind == "keeps all"
-                assert model.beside or fat, "it kept to its limit"
+                assert model.beside or fat, "it reserved to its limit"
                 self._ask_to_end(model)
             case Unanswered():
                 assert model.lag_s >= RECALL_S, "it would have answered"
@@ -430,7 +430,7 @@ class World(RuleBasedStateMachine):
         alive = [each for each in self.models.values() if each.process is not None]
         beside = sum(each.beside + each.taken for each in alive)
         # What a process may take by right; what it takes beside that is nobody's decision.
-        rights = sum(max(each.limit, each.told) for each in alive)
+        rights = sum(max(each.limit, each.ordered) for each in alive)
         grown = sum(
             max(0, allocation.limit_bytes - self.models[allocation.model_id].limit)
             for allocation in ledger.allocations

@@ -40,7 +40,7 @@ class _Descendants:
 
 
 class ScriptedWorker:
-    """Keeps what it is told, and says what the test has it say."""
+    """Records the messages that it gets, and sends those of the test."""
 
     def __init__(self, supervisor: Listener, incarnation: int) -> None:
         self.mark: str | None = None
@@ -52,13 +52,13 @@ class ScriptedWorker:
         self.loss: Loss | None = None
         self.report = WorkerReport(self.memory)
         self.descendants = _Descendants()
-        self.told: list[Message] = []
+        self.sent: list[Message] = []
         self.heard = asyncio.Event()
         self.shutdown_steps: list[ShutdownStep] = []
         self._supervisor = supervisor
 
     def send(self, message: Message) -> None:
-        self.told.append(message)
+        self.sent.append(message)
         self.heard.set()
 
     async def measure(self) -> WorkerReading | None:
@@ -123,7 +123,7 @@ class _Workers:
 
 
 class ModelWorld:
-    """`entries` are the events that the condition was told, each with the states before and after;
+    """`entries` are the events that the condition handled, each with the states before and after;
     `nested` counts those that came while another one was dealt with.
     """
 
@@ -201,7 +201,7 @@ class ModelWorld:
     def crash(self) -> None:
         self.worker.ends(CRASHED)
 
-    def told(self, kind: str) -> list[dict[str, object]]:
+    def emitted(self, kind: str) -> list[dict[str, object]]:
         return [each.fields for each in self.events.recent(100) if each.kind == kind]
 
     def _record(self) -> None:

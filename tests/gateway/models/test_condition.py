@@ -15,10 +15,10 @@ BUDGET = "the budget is 900 MB now"
 
 
 class _Model:
-    """Does nothing, and remembers what its requests were told."""
+    """Does nothing, and remembers the refusals of its requests."""
 
     def __init__(self) -> None:
-        self.told: list[Refusal] = []
+        self.refused: list[Refusal] = []
         self.log = EventLog()
         self.condition = Condition("m", self.log, self)
 
@@ -33,7 +33,7 @@ class _Model:
 
     def perform(self, effect: Effect, event: ModelEvent, refusal: Refusal) -> None:
         if effect is Effect.REFUSE_WAITING:
-            self.told.append(refusal)
+            self.refused.append(refusal)
 
     def after(self, *events: ModelEvent) -> Condition:
         for event in events:
@@ -41,7 +41,7 @@ class _Model:
         return self.condition
 
 
-async def test_what_ended_a_worker_is_no_reason_for_what_is_ordered_later() -> None:
+async def test_reason_of_an_end_does_not_explain_later_orders() -> None:
     model = _Model()
     condition = model.after(*LOADED)
     condition.handle(ModelEvent.EVICT, BUDGET)
@@ -73,7 +73,7 @@ async def test_the_reason_of_one_worker_is_not_the_next_ones() -> None:
     assert (condition.state, condition.reason, condition.end_reason) == (State.STOPPING, None, None)
 
 
-async def test_progress_is_told_on_the_way_up_only() -> None:
+async def test_progress_shows_only_while_a_model_loads() -> None:
     model = _Model()
     condition = model.after(*LOADED[:3])
     condition.progress("loading: 1 GB of 5 GB")
@@ -96,14 +96,14 @@ async def test_a_cause_that_cuts_a_drain_short_is_the_reason_of_the_end() -> Non
     assert (condition.end_reason, condition.failure) == (None, removed)
 
 
-async def test_a_load_that_will_fail_again_is_told_so_while_it_stops() -> None:
+async def test_lasting_load_failure_shows_while_the_worker_stops() -> None:
     model = _Model()
     failed = refusals.load_failed("m", "no weights", retry_after_s=None)
     condition = model.after(*LOADED[:3])
     condition.handle(ModelEvent.LOAD_IMPOSSIBLE, "no weights", refusal=failed)
     assert condition.state is State.STOPPING
     condition.handle(ModelEvent.DEMAND)
-    assert model.told == [failed, failed]
+    assert model.refused == [failed, failed]
     assert failed.retry_after_s is None
     condition.handle(ModelEvent.EXIT)
     assert (condition.state, condition.reason) == (State.FAILED, "no weights")
@@ -111,7 +111,7 @@ async def test_a_load_that_will_fail_again_is_told_so_while_it_stops() -> None:
     assert (condition.reason, condition.failure) == (None, None)
 
 
-async def test_what_did_not_fit_is_forgotten_with_the_configuration() -> None:
+async def test_refusal_for_memory_is_forgotten_after_a_configuration_change() -> None:
     condition = _Model().after(ModelEvent.LOAD)
     condition.handle(ModelEvent.NO_ROOM, refusal=Refusal("insufficient_memory", "too large"))
     assert (condition.state, condition.reason) == (State.UNLOADED, "too large")
@@ -138,5 +138,5 @@ async def test_the_gateways_end_is_no_order_of_the_operator() -> None:
     assert condition.reason == "the gateway ends"
     condition.handle(ModelEvent.EXIT)
     assert condition.reason == refusals.shutting_down().message
-    told = " ".join(str(event) for event in model.log.recent(100))
-    assert "operator" not in told
+    history = " ".join(str(event) for event in model.log.recent(100))
+    assert "operator" not in history

@@ -139,7 +139,7 @@ class _World:
             # A request runs in a worker that is ready, or drains.
             assert not self.running or state is State.DRAINING
 
-    def settle(self) -> None:
+    def come_to_rest(self) -> None:
         """Nobody asks for anything more: it comes to rest, and nobody is left waiting."""
         for _ in range(10):
             if self.lifecycle.state in _SETTLED:
@@ -200,7 +200,7 @@ class _RandomLife(RuleBasedStateMachine):
 
     @rule()
     def it_is_left_alone(self) -> None:
-        self.world.settle()
+        self.world.come_to_rest()
 
     @rule()
     def every_worker_crashes(self) -> None:
@@ -217,7 +217,7 @@ class _RandomLife(RuleBasedStateMachine):
         self.world.check()
 
     def teardown(self) -> None:
-        self.world.settle()
+        self.world.come_to_rest()
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ class TestEverySituation:
 
     def test_each_comes_to_rest_when_left_alone(self):
         for way in _all_worlds().values():
-            _after(*way).settle()
+            _after(*way).come_to_rest()
 
     def test_each_comes_to_rest_when_every_worker_crashes(self):
         for way in _all_worlds().values():
@@ -310,7 +310,7 @@ class TestEverySituation:
         for way in _all_worlds().values():
             world = _after(*way, ModelEvent.LOAD)
             if world.lifecycle.state is not State.READY:
-                world.settle()
+                world.come_to_rest()
             assert world.lifecycle.state is State.READY, way
 
     def test_a_worker_that_was_asked_to_end_is_never_given_work(self):
@@ -488,7 +488,7 @@ class TestRules:
         if order is not ModelEvent.UNWANTED:
             assert _after(ModelEvent.DEMAND).happen(order) == ()
 
-    def test_what_runs_when_a_held_model_is_stopped_is_refused(self):
+    def test_running_requests_of_a_held_model_are_refused_at_its_stop(self):
         world = _after(
             ModelEvent.DEMAND,
             ModelEvent.ADMITTED,

@@ -1,4 +1,4 @@
-"""What becomes of a load, from what is asked of a model to what its worker is told."""
+"""A load, from the first request to the messages of its worker."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def test_a_load_enters_the_condition_once_a_state(tmp_path: Path) -> None:
         (ModelEvent.LOADED, State.LOADING, State.READY),
     ]
     assert world.nested == 0
-    assert [type(each) for each in world.worker.told] == [Load, *5 * [Generate]]
+    assert [type(each) for each in world.worker.sent] == [Load, *5 * [Generate]]
 
 
 async def test_a_request_that_comes_while_its_worker_ends_is_an_event(tmp_path: Path) -> None:

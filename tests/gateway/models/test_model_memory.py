@@ -26,7 +26,7 @@ GB = 1_000_000_000
 
 
 class World:
-    """One model that is ready, with a worker that notes what it is told. MLX accounts for 10 GB."""
+    """One model that is ready, with a worker that notes what it is sent. MLX accounts for 10 GB."""
 
     def __init__(self, folder: Path, budget: int = 40 * GB, floor: int = 16 * GB) -> None:
         self.scheduler = MemoryScheduler(
@@ -37,10 +37,10 @@ class World:
             EventLog(),
             SimpleNamespace(),  # type: ignore[arg-type]
         )
-        self.told: list[Limit] = []
+        self.sent: list[Limit] = []
         self.memory = WorkerMemory()
         self.worker: Any = SimpleNamespace(
-            memory=self.memory, ended=asyncio.Event(), send=self.told.append, followers=None
+            memory=self.memory, ended=asyncio.Event(), send=self.sent.append, followers=None
         )
         condition: Any = SimpleNamespace(state=State.READY, handle=print, progress=print)
         use = SimpleNamespace(last=0.0, keep_alive_s=None)
@@ -60,7 +60,7 @@ class World:
         self.memory.tell_beside()
 
     def need(self, used: int, wanted: int) -> None:
-        limit = self.told[-1].limit_bytes if self.told else 16 * GB
+        limit = self.sent[-1].limit_bytes if self.sent else 16 * GB
         self.memory.keeps_to(limit)
         self.model_memory.record_need(self.worker, Need(limit, used, wanted, used, 1, 0))
 
@@ -77,63 +77,63 @@ class World:
             await asyncio.sleep(0)
 
 
-async def test_what_a_worker_holds_beside_is_told_once_and_with_a_higher_limit(
+async def test_bytes_beside_the_account_are_sent_once_with_a_higher_limit(
     tmp_path: Path,
 ) -> None:
     world = World(tmp_path)
     world.need(used=15 * GB, wanted=16 * GB)
-    assert world.told == []
+    assert world.sent == []
     await world.read(10 * GB, times=5)
-    assert world.told == [], "nothing differs from what it knows"
+    assert world.sent == [], "nothing differs from what it knows"
     await world.read(13 * GB, times=2)
-    assert world.told == [], "two readings of five prove nothing"
+    assert world.sent == [], "two readings of five prove nothing"
     await world.read(13 * GB)
-    (limit,) = world.told
+    (limit,) = world.sent
     assert (limit.beside_bytes, limit.limit_bytes) == (3 * GB, 19 * GB)
     await world.read(13 * GB, times=5)
-    assert len(world.told) == 1
+    assert len(world.sent) == 1
     await world.scheduler.close()
 
 
-async def test_without_room_it_is_told_all_the_same(tmp_path: Path) -> None:
+async def test_bytes_beside_the_account_are_sent_without_room_too(tmp_path: Path) -> None:
     world = World(tmp_path, budget=16 * GB)
     world.need(used=15 * GB, wanted=16 * GB)
     await world.read(13 * GB, times=6)
-    (limit,) = world.told
+    (limit,) = world.sent
     assert (limit.beside_bytes, limit.limit_bytes) == (3 * GB, 16 * GB)
     await world.scheduler.close()
 
 
-async def test_what_was_decided_before_its_first_word_is_told_then(tmp_path: Path) -> None:
+async def test_limit_before_the_first_need_is_sent_with_that_need(tmp_path: Path) -> None:
     world = World(tmp_path)
     await world.read(10 * GB)
     world.model_memory.granted_bytes = 18 * GB
     await world.read(10 * GB)
-    assert world.told == [], "it is not known to listen yet"
+    assert world.sent == [], "it is not known to listen yet"
     world.need(used=15 * GB, wanted=16 * GB)
-    assert [each.limit_bytes for each in world.told] == [18 * GB]
+    assert [each.limit_bytes for each in world.sent] == [18 * GB]
     world.need(used=15 * GB, wanted=16 * GB)
-    assert len(world.told) == 1
+    assert len(world.sent) == 1
     await world.scheduler.close()
 
 
-async def test_a_worker_that_has_ended_is_told_nothing(tmp_path: Path) -> None:
+async def test_ended_worker_is_sent_nothing(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.need(used=15 * GB, wanted=16 * GB)
     world.worker.ended.set()
     world.model_memory.set_limit(20 * GB)
     world.model_memory.send_limit()
-    assert world.told == []
+    assert world.sent == []
     await world.scheduler.close()
 
 
-async def test_the_most_that_it_can_get_is_told_when_it_has_moved(tmp_path: Path) -> None:
+async def test_bound_is_sent_when_it_has_changed(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.need(used=15 * GB, wanted=16 * GB)
     world.scheduler.configure(MemoryLimits(30 * GB, 1.0, 0, 4096))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    (limit,) = world.told
+    (limit,) = world.sent
     assert limit.bound is not None
     assert limit.bound.bytes == 30 * GB
     await world.scheduler.close()

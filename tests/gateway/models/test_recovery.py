@@ -130,11 +130,11 @@ async def test_pauses_come_before_the_breaker_opens_and_an_order_closes_it(
     world.crash()
     assert world.state is State.FAILED
     assert recovery.retry_after_s == 300
-    assert [each["verdict"] for each in world.told("breaker")] == [
+    assert [each["verdict"] for each in world.emitted("breaker")] == [
         *("back off", "back off", "give up")
     ]
-    assert [each["deaths"] for each in world.told("breaker")] == [3, 4, 5]
-    assert world.told("breaker")[-1]["next_attempt_s"] == pytest.approx(300.0)
+    assert [each["deaths"] for each in world.emitted("breaker")] == [3, 4, 5]
+    assert world.emitted("breaker")[-1]["next_attempt_s"] == pytest.approx(300.0)
     assert failure(world).retry_after_s == 300
     assert (
         "'m' can't be served: the worker was lost: ended unexpectedly while ready (exit code 1)"
@@ -155,7 +155,7 @@ async def test_the_next_attempt_comes_by_itself(world: ModelWorld, clock: Clock)
     assert world.entries[-1][0] is ModelEvent.RETRY
 
 
-async def test_clients_are_never_told_to_try_again_at_once(world: ModelWorld, clock: Clock) -> None:
+async def test_retry_after_is_at_least_a_second(world: ModelWorld, clock: Clock) -> None:
     crash_until_backoff(world)
     while world.state is State.BACKOFF:
         left_s = world.supervisor.recovery.retry_after_s
@@ -203,22 +203,22 @@ def die_of(world: ModelWorld, status: ExitStatus) -> None:
     world.come_up()
 
 
-async def test_three_deaths_of_one_error_are_told_until_an_order(world: ModelWorld) -> None:
+async def test_repeated_deaths_show_until_an_order(world: ModelWorld) -> None:
     deaths = world.supervisor.recovery.deaths
     now = asyncio.get_running_loop().time()
     die_of(world, SEGFAULT)
     die_of(world, SEGFAULT)
-    assert world.told("caution") == []
+    assert world.emitted("caution") == []
     die_of(world, SEGFAULT)
-    (told,) = world.told("caution")
-    assert (told["error"], told["deaths"]) == ("SIGSEGV", 3)
-    assert "`bulkhead logs m`" in str(told["reason"])
+    (emitted,) = world.emitted("caution")
+    assert (emitted["error"], emitted["deaths"]) == ("SIGSEGV", 3)
+    assert "`bulkhead logs m`" in str(emitted["reason"])
     assert [each.error for each in deaths.repeated(now)] == ["SIGSEGV"]
     world.supervisor.load()
     assert deaths.repeated(now) == []
 
 
-async def test_three_deaths_of_one_error_are_told_until_other_files_are_loaded(
+async def test_repeated_deaths_show_until_other_files_are_loaded(
     world: ModelWorld,
 ) -> None:
     deaths = world.supervisor.recovery.deaths
@@ -241,7 +241,7 @@ async def test_a_worker_that_others_end_dies_of_no_error(world: ModelWorld, sign
             # The gateway ends it.
             world.supervisor.condition.handle(ModelEvent.HUNG, "it hangs")
         die_of(world, ExitStatus(code=None, signal=signal))
-    assert world.told("caution") == []
+    assert world.emitted("caution") == []
 
 
 async def test_an_end_that_was_ordered_is_no_death(world: ModelWorld) -> None:
@@ -255,7 +255,7 @@ async def test_an_end_that_was_ordered_is_no_death(world: ModelWorld) -> None:
     world.come_up()
     assert recovery.restarts == 0
     assert started_by(world) == {"operator": 1}
-    assert [each["expected"] for each in world.told("exit")] == [True]
+    assert [each["expected"] for each in world.emitted("exit")] == [True]
     assert world.memory.gone_pids == [1001]
 
 
@@ -278,12 +278,12 @@ async def test_an_end_is_expected_if_the_worker_was_to_end(
         world.supervisor.unload(hold=True, force=ordered is State.STOPPING)
         assert world.state is ordered
     world.worker.ends(status)
-    (told,) = world.told("exit")
-    assert (told["expected"], told["reason"]) == (expected, reason)
+    (emitted,) = world.emitted("exit")
+    assert (emitted["expected"], emitted["reason"]) == (expected, reason)
 
 
 @pytest.mark.parametrize(
-    ("broke_protocol", "mark", "loss", "status", "told"),
+    ("broke_protocol", "mark", "loss", "status", "emitted"),
     [
         (False, None, None, CRASHED, "ended unexpectedly while ready (exit code 1)"),
         (True, None, None, STOPPED, "it spoke nonsense"),
@@ -295,13 +295,13 @@ async def test_an_end_is_expected_if_the_worker_was_to_end(
         (False, None, Loss("rank 1 on b has died", CRASHED), CRASHED, "rank 1 on b has died"),
     ],
 )
-async def test_the_exit_status_is_told_if_the_reason_does_not_tell_it(
+async def test_exit_status_is_added_to_a_reason_that_lacks_it(
     world: ModelWorld,
     broke_protocol: bool,
     mark: str | None,
     loss: Loss | None,
     status: ExitStatus,
-    told: str,
+    emitted: str,
 ) -> None:
     crash_at_once(world)
     crash_at_once(world)
@@ -309,10 +309,10 @@ async def test_the_exit_status_is_told_if_the_reason_does_not_tell_it(
     if broke_protocol:
         world.supervisor.condition.handle(ModelEvent.MISBEHAVED, "it spoke nonsense")
     world.worker.ends(status)
-    assert f"the worker was lost: {told}. " in str(world.supervisor.condition.reason)
+    assert f"the worker was lost: {emitted}. " in str(world.supervisor.condition.reason)
 
 
-async def test_each_end_is_told_and_counted(world: ModelWorld) -> None:
+async def test_ends_are_counted_and_emitted_as_events(world: ModelWorld) -> None:
     recovery = world.supervisor.recovery
     world.worker.ends(ExitStatus(code=None, signal="SIGSEGV"))
     assert recovery.last_exit is not None
@@ -322,13 +322,13 @@ async def test_each_end_is_told_and_counted(world: ModelWorld) -> None:
     world.come_up()
     assert recovery.restarts == 1
     assert started_by(world) == {"crashed": 1}
-    (told,) = world.told("exit")
-    assert (told["pid"], told["incarnation"], told["expected"]) == (1001, 1, False)
-    assert (told["code"], told["signal"]) == (None, "SIGSEGV")
+    (emitted,) = world.emitted("exit")
+    assert (emitted["pid"], emitted["incarnation"], emitted["expected"]) == (1001, 1, False)
+    assert (emitted["code"], emitted["signal"]) == (None, "SIGSEGV")
     assert world.memory.gone_pids == [1001]
 
 
-async def test_what_a_worker_did_wrong_is_the_reason_of_its_end(world: ModelWorld) -> None:
+async def test_misbehaviour_is_the_reason_of_the_end(world: ModelWorld) -> None:
     world.supervisor.condition.handle(ModelEvent.HUNG, "no heartbeat")
     world.crash()
     recovery = world.supervisor.recovery
@@ -350,9 +350,7 @@ async def test_memory_that_did_not_come_back_ends_the_restarts(world: ModelWorld
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-async def test_a_death_that_a_request_is_guilty_of_does_not_count(
-    world: ModelWorld, hangs: bool
-) -> None:
+async def test_death_with_a_request_to_blame_does_not_count(world: ModelWorld, hangs: bool) -> None:
     # The first death of each counts: it might be the worker's own fault.
     for each in range(2):
         request = world.request(f"poison {each}")
@@ -366,7 +364,7 @@ async def test_a_death_that_a_request_is_guilty_of_does_not_count(
     assert world.state is State.BACKOFF
 
 
-async def test_what_can_never_be_started_is_told_at_once(world: ModelWorld) -> None:
+async def test_lasting_start_failure_is_refused_at_once(world: ModelWorld) -> None:
     recovery = world.supervisor.recovery
     world.workers.failure = FileNotFoundError(2, "no such interpreter")
     world.crash()
@@ -382,7 +380,7 @@ async def test_what_can_never_be_started_is_told_at_once(world: ModelWorld) -> N
     assert (recovery.restarts, started_by(world)) == (1, {"crashed": 1}), "an order is no restart"
 
 
-async def test_what_could_not_be_started_now_is_tried_again(world: ModelWorld) -> None:
+async def test_passing_start_failure_is_tried_again(world: ModelWorld) -> None:
     recovery = world.supervisor.recovery
     world.workers.failure = OSError(24, "too many open files")
     world.crash()

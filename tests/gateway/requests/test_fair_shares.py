@@ -153,7 +153,7 @@ def test_with_one_place_a_newcomer_is_the_next() -> None:
     assert model.served[-1] is short
 
 
-def test_nobody_saves_turns_up_and_nobody_owes_for_ever() -> None:
+def test_turns_are_neither_saved_nor_owed_for_ever() -> None:
     shares = FairShares()
     shares.meet({"a": 1, "b": 1})
     shares.charge({"a": 5.0})
@@ -184,7 +184,7 @@ def test_it_is_the_turn_of_whoever_has_had_the_least() -> None:
 
 
 @given(st.lists(st.dictionaries(st.integers(0, 400).map(str), st.integers(1, 9), max_size=80)))
-def test_what_is_remembered_is_bounded_and_no_second_is_lost(
+def test_remembered_sharers_are_bounded_and_their_seconds_are_summed(
     present: list[Mapping[str, int]],
 ) -> None:
     shares, all_s = FairShares(), 0.0
@@ -209,7 +209,7 @@ def test_another_gateway_goes_on_with_what_each_has_had() -> None:
     assert again.costs == {"a": 3.0, "b": 0.0}
 
 
-def test_workers_are_told_nothing_of_names() -> None:
+def test_workers_get_opaque_names() -> None:
     assert opaque("") == ""
     assert "alice" not in opaque("alice")
     assert opaque("alice") == opaque("alice") != opaque("bob")

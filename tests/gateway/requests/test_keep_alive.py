@@ -28,6 +28,6 @@ def test_as_ollama_reads_it(value: float | str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("value", ["", "soon", "5 minutes", "5m later", "1d", float("nan")])
-def test_what_it_cannot_be(value: float | str) -> None:
+def test_invalid_keep_alive_is_refused(value: float | str) -> None:
     with pytest.raises(ValueError, match="keep_alive"):
         parse_keep_alive(value)

@@ -31,7 +31,7 @@ def test_waits_are_counted_from_the_arrival_and_once() -> None:
     assert meter.generated_tokens == 5
 
 
-def test_what_failed_says_nothing_of_how_long_answers_take() -> None:
+def test_failed_requests_are_not_measured() -> None:
     meter = HttpMeter()
     meter.end(Ended("/v1/completions", "m", "ok"), 2.0)
     meter.end(Ended("/v1/completions", "m", "queue_full"), 0.001)

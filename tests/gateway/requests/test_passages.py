@@ -64,7 +64,7 @@ async def test_passages_run_in_turn_and_the_guard_hears_of_none() -> None:
     assert traffic.use.keep_alive_s == 9
 
 
-async def test_what_runs_ends_with_the_server_and_what_waits_stays() -> None:
+async def test_running_passage_ends_with_the_server_and_waiting_one_stays() -> None:
     traffic = _traffic()
     running, waiting = _passage("1"), _passage("2")
     traffic.submit(running)

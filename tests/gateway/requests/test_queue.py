@@ -85,7 +85,7 @@ class _Life(RuleBasedStateMachine):
         self.queue.park(parked)
 
     @rule(data=st.data())
-    def leave(self, data: st.DataObject) -> None:
+    def remove_one(self, data: st.DataObject) -> None:
         if not (here := sorted(self.known - self.gone, key=lambda each: each.id)):
             return
         request = data.draw(st.sampled_from(here))
@@ -240,14 +240,14 @@ class TestDeadline:
 
 
 class TestQuarantine:
-    def test_the_same_body_sent_again_is_kept_out_for_a_while(self):
+    def test_same_body_sent_again_is_quarantined_for_a_while(self):
         quarantine = Quarantine()
         quarantine.add(_generate("a", seed=1), now=0.0)
         assert quarantine.remaining_s(_generate("b", seed=2), now=100.0) == 200.0
         assert quarantine.remaining_s(_generate("c", text="another"), now=100.0) is None
         assert quarantine.remaining_s(_generate("b", seed=2), now=300.0) is None
 
-    def test_chats_are_told_apart(self):
+    def test_quarantine_distinguishes_chats(self):
         quarantine = Quarantine()
         chats = [
             Generate(
@@ -321,7 +321,7 @@ class TestSuspects:
         assert not queue.release_suspect(parked)
         assert _start(queue) == ["parked", "new"]
 
-    def test_one_that_is_past_it_pauses_for_the_next(self) -> None:
+    def test_cleared_suspect_pauses_for_the_next(self) -> None:
         queue = RequestQueue(DEPTH, MOST, priority=0)
         first, second = _suspect("first"), _suspect("second")
         queue.park([first, second, _request("parked")])
@@ -332,7 +332,7 @@ class TestSuspects:
         assert [each.id for each in queue] == ["second", "parked", "first"]
         assert _start(queue) == ["second"]
 
-    def test_who_leaves_ends_nobody_elses_solitude(self) -> None:
+    def test_removed_request_leaves_the_suspect_alone(self) -> None:
         queue = RequestQueue(DEPTH, MOST, priority=0)
         other = _request("other")
         queue.park([_suspect("first"), other])
@@ -355,7 +355,7 @@ def test_the_queue_is_bounded_and_equals_keep_their_order() -> None:
     assert (queue.waiting, list(queue)) == (0, [])
 
 
-def test_what_ran_goes_before_all_that_waits_in_its_order() -> None:
+def test_parked_requests_precede_waiting_ones_in_their_order() -> None:
     queue = RequestQueue(DEPTH, MOST, priority=0)
     queue.add(_request("new"))
     queue.park([_request("parked")])
@@ -392,7 +392,7 @@ def test_those_of_an_earlier_gateway_go_on_where_they_stood() -> None:
     assert (queue.running, queue.parked, queue.waiting) == (1, 2, 3)
 
 
-def test_what_killed_again_is_kept_out_from_then_on() -> None:
+def test_request_that_kills_again_is_quarantined_from_then_on() -> None:
     quarantine = Quarantine()
     for now in (0.0, 100.0):
         quarantine.add(_generate("a"), now)

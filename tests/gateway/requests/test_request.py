@@ -36,7 +36,7 @@ def _arrive(request: Request, delta: Delta) -> None:
         request.tell(101.0)
 
 
-async def test_what_arrives_between_two_looks_is_one_piece() -> None:
+async def test_deltas_between_two_reads_are_one_piece() -> None:
     request = _request()
     for parts in ((Text("a"),), (), (Text("b"),)):
         _arrive(request, Delta("r", (1,), parts))
@@ -69,13 +69,13 @@ async def test_text_goes_before_the_refusal_that_ends_it() -> None:
 
 
 @pytest.mark.parametrize("answers", [1, 3])
-async def test_who_was_refused_is_gone_with_its_reader(answers: int) -> None:
+async def test_refused_request_is_freed_with_its_reader(answers: int) -> None:
     """A prompt may be large, and nobody looks for cycles for a long time."""
-    told = Refusal("model_unavailable", "gone", retry_after_s=5, param="prompt")
+    refusal = Refusal("model_unavailable", "gone", retry_after_s=5, param="prompt")
 
     async def read(requests: list[Request]) -> None:
         for each in requests:
-            each.refuse(told)
+            each.refuse(refusal)
         with contextlib.suppress(Refusal):
             async with contextlib.aclosing(pieces(requests)) as arriving:
                 async for _ in arriving:
@@ -92,7 +92,7 @@ async def test_who_was_refused_is_gone_with_its_reader(answers: int) -> None:
         assert [each() for each in left] == [None] * answers
     finally:
         gc.enable()
-    assert told.__traceback__ is None
+    assert refusal.__traceback__ is None
 
 
 async def test_a_shortcut_has_what_comes_while_the_reader_waits_but_for_the_end() -> None:
@@ -128,7 +128,7 @@ async def test_a_shortcut_has_what_comes_while_the_reader_waits_but_for_the_end(
     assert len(written) == 2
 
 
-async def test_who_hears_late_of_what_is_taken_already_gets_nothing_idle() -> None:
+async def test_late_reader_gets_no_idle_piece() -> None:
     request = _request()
     _arrive(request, Delta("r", (1,), (Text("a"),)))
     await request.next_piece()
@@ -149,7 +149,7 @@ async def test_reminders_are_idle_pieces() -> None:
     assert (await request.next_piece()).parts == (Text("a"),)
 
 
-async def test_nobody_reads_an_abandoned_answer() -> None:
+async def test_abandoned_answer_is_not_read() -> None:
     request = _request()
     _arrive(request, Delta("r", (1,), (Text("a"),)))
     request.abandon()
@@ -157,11 +157,11 @@ async def test_nobody_reads_an_abandoned_answer() -> None:
         await request.next_piece()
 
 
-@pytest.mark.parametrize(("told", "counted"), [(-1, 0), (0, 0), (3, 3), (4, 3)])
-async def test_no_more_is_cached_than_the_prompt_has(told: int, counted: int) -> None:
+@pytest.mark.parametrize(("reported", "counted"), [(-1, 0), (0, 0), (3, 3), (4, 3)])
+async def test_no_more_is_cached_than_the_prompt_has(reported: int, counted: int) -> None:
     """The worker that goes on with a request finds delivered tokens, too."""
     request = _request()
-    _arrive(request, Delta("r", (1,), (Text("a"),), "stop", Usage(3, 4, told)))
+    _arrive(request, Delta("r", (1,), (Text("a"),), "stop", Usage(3, 4, reported)))
     assert (await request.next_piece()).usage == Usage(3, 4, counted)
 
 

@@ -61,7 +61,7 @@ class TestQueue:
         with pytest.raises(QueueFullError):
             queue.add(request("b", share=3))
 
-    def test_nobody_leaves_for_one_of_lower_priority(self) -> None:
+    def test_request_of_lower_priority_takes_no_place(self) -> None:
         queue = RequestQueue(2, 1, priority=0)
         low, high = request("a", priority=0), request("a", priority=5)
         queue.add(low)
@@ -70,7 +70,7 @@ class TestQueue:
             queue.add(request("b", priority=-1))
         assert queue.add(request("b", priority=0)) is low
 
-    def test_what_ran_before_stays(self) -> None:
+    def test_request_that_ran_before_stays_in_the_queue(self) -> None:
         queue = RequestQueue(1, 2, priority=0)
         queue.add(request("a"))
         _start(queue)
@@ -134,7 +134,7 @@ class TestPlaces:
         queue.remove(running[0])
         assert _start(queue) == [running[3]], "it goes on before anybody begins"
 
-    def test_nobody_gets_more_than_its_part(self) -> None:
+    def test_sharer_gets_no_more_than_its_part(self) -> None:
         queue = RequestQueue(99, 8, priority=0)
         for _ in range(20):
             queue.add(request("a"))
@@ -228,7 +228,7 @@ class _World(RuleBasedStateMachine):
         self.running = []
 
     @rule(data=st.data())
-    def leave(self, data: st.DataObject) -> None:
+    def remove_one(self, data: st.DataObject) -> None:
         if self.here:
             found = data.draw(st.sampled_from(sorted(self.here, key=lambda each: each.id)))
             assert self.queue.remove(found) == (found in self.running)
@@ -286,7 +286,7 @@ async def test_a_request_that_gave_its_place_goes_on_with_what_it_had() -> None:
     assert (world.traffic.meter.parked, world.traffic.meter.resumed) == (1, 1)
 
 
-async def test_whoever_must_leave_a_full_queue_is_told() -> None:
+async def test_request_that_leaves_a_full_queue_is_refused() -> None:
     world = _Served(running=1, depth=2)
     for name in ("a1", "a2"):
         world.ask(name, "a")
@@ -297,7 +297,7 @@ async def test_whoever_must_leave_a_full_queue_is_told() -> None:
     assert full.value.code == "queue_full"
 
 
-async def test_what_the_worker_measures_decides_whose_turn_it_is() -> None:
+async def test_measured_seconds_decide_the_next_turn() -> None:
     world = _Served(running=2)
     world.ask("a1", "a")
     world.ask("b1", "b")

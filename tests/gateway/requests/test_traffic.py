@@ -70,7 +70,7 @@ def _traffic(loop_now: float = 100.0) -> Traffic:
     return traffic
 
 
-async def test_nobody_is_late_for_a_sleep_of_the_machine() -> None:
+async def test_deadlines_stand_still_while_the_machine_sleeps() -> None:
     traffic = _traffic()
     first = _request("first")
     traffic.submit(first)
@@ -99,7 +99,7 @@ async def test_the_full_queue_says_when_to_come_back_and_the_deadline_not_to() -
     assert "The model is waiting: it needs 3 GB." in late.value.message
 
 
-async def test_who_waits_for_memory_in_a_worker_has_a_deadline_too() -> None:
+async def test_request_that_waits_for_memory_in_a_worker_has_a_deadline() -> None:
     sent: list[Message] = []
     host = Waiting()
     traffic = Traffic("m", QueueBounds(2, 2, 0), host, EventLog())
@@ -176,7 +176,7 @@ class _NextGateway:
         raise AssertionError("nothing is cancelled meanwhile")
 
 
-async def test_what_another_gateway_has_finished_is_not_sent_again() -> None:
+async def test_request_finished_by_another_gateway_is_not_sent_again() -> None:
     """It had the requests for a while: some may have ended there before it did."""
     sent: list[Message] = []
     traffic = Traffic("m", QueueBounds(4, 1, 0), Waiting(), EventLog())
@@ -189,15 +189,15 @@ async def test_what_another_gateway_has_finished_is_not_sent_again() -> None:
     answered.deliver(Delta("", (5,), (Text("a"),), "stop", Usage(1, 1)), 101.0)
     refused.refuse(Refusal("internal_error", "It failed there."))
     traffic.take_back()
-    told = [each.request_id for each in sent if isinstance(each, Generate)]
-    assert told == ["running.1", "left.1"]
+    generated = [each.request_id for each in sent if isinstance(each, Generate)]
+    assert generated == ["running.1", "left.1"]
     assert (traffic.queue.running, traffic.queue.waiting) == (1, 0)
 
 
 def _looking(sent: list[Message]) -> tuple[Traffic, Request]:
     """One whose request runs, with two pictures."""
     traffic = _traffic()
-    pictures = tuple(Picture(b"%d" % at, at, f"picture {at}") for at in range(2))
+    pictures = tuple(Picture(b"%d" % number, number, f"picture {number}") for number in range(2))
     prompt = ChatPrompt((ChatMessage("user", "ab", pictures=pictures),))
     generate = Generate(request_id="r", prompt=prompt, sampling=Sampling(seed=1))
     request = Request(generate, Terms(deadline_s=5.0, params={"prompt": "messages"}), now=100.0)
@@ -252,9 +252,9 @@ async def test_a_text_is_no_longer_than_tokens_can_make_it(part: AnswerPart) -> 
     traffic.submit(_request("a"))
     traffic.connect(WorkerConnection(lambda _message: None, "f", 100))
     traffic.rendered(Rendered(request_id="a.1", token_ids=pack([1, 2]), last=True))
-    told = Output(step=1, deltas=(Delta("a.1", (5,), (part,)),))
+    output = Output(step=1, deltas=(Delta("a.1", (5,), (part,)),))
     for _ in range(90):
-        traffic.output(told)
+        traffic.output(output)
     wild = Output(step=1, deltas=(Delta("a.1", (), (part,)),) * 1000)
     with pytest.raises(ProtocolBreachError, match="a longer text than 90 tokens"):
         traffic.output(wild)

@@ -22,7 +22,7 @@ STOPPED = Refusal("shutting_down", "no more")
 
 
 class Model(Waiting):
-    """Looks at the numbers of its requests, waiting and running, whenever it is told to."""
+    """Looks at the numbers of its requests, waiting and running, at each notification."""
 
     traffic: Traffic
     seen: tuple[int, int] | None = None
@@ -73,7 +73,7 @@ class World:
         self.traffic.failed(RequestFailed(request_id=wire_id, code="internal_error", message="no"))
 
     @property
-    def told(self) -> list[str]:
+    def sent_ids(self) -> list[str]:
         """Requests that were sent, by their ids on the wire, and cancelled, with a minus."""
         return [
             f"-{message.request_id}" if isinstance(message, Cancel) else message.request_id
@@ -117,7 +117,7 @@ async def test_the_end_of_a_request_is_use_too(world: World) -> None:
     assert world.traffic.use.keep_alive_s == 7.0, "it is the same worker"
 
 
-async def test_the_model_is_told_whenever_the_numbers_of_its_requests_change(world: World) -> None:
+async def test_model_is_notified_when_its_request_numbers_change(world: World) -> None:
     traffic, model = world.traffic, world.model
     world.connect()
     requests = [world.submit(name) for name in "abcd"]
@@ -189,26 +189,26 @@ async def test_suspects_run_alone_until_they_are_cleared() -> None:
     world.connect()
     world.render("a.2")
     world.say("a.2", SUSPECT_TOKENS - 1)
-    assert world.told == ["a.1", "b.1", "a.2"]
+    assert world.sent_ids == ["a.1", "b.1", "a.2"]
     world.say("a.2")
     # The other one has its turn.
-    assert world.told[3:] == ["-a.2", "b.2"]
+    assert world.sent_ids[3:] == ["-a.2", "b.2"]
     assert requests[0].state.started_at is None
     world.render("b.2")
     world.say("b.2", SUSPECT_TOKENS)
-    assert world.told[5:] == ["a.3"]
+    assert world.sent_ids[5:] == ["a.3"]
     meter = world.traffic.meter
     assert (meter.parked, meter.resumed) == (3, 3)
     assert world.kinds("a") == ["park", "resume", "park", "resume"]
     assert world.kinds("b") == ["park", "resume"]
 
 
-async def test_nobody_is_sent_to_a_worker_that_is_gone(world: World) -> None:
+async def test_no_request_is_sent_to_a_lost_worker(world: World) -> None:
     world.connect()
     world.submit("a")
     world.traffic.park(blame=False)
     world.submit("b")
-    assert world.told == ["a.1"]
+    assert world.sent_ids == ["a.1"]
 
 
 async def test_the_rest_of_an_answer_comes_from_the_same_model(world: World) -> None:
@@ -222,7 +222,7 @@ async def test_the_rest_of_an_answer_comes_from_the_same_model(world: World) -> 
     with pytest.raises(Refusal, match="changed while the answer was interrupted"):
         await taken(begun)
     assert not waits.over
-    assert world.told == ["begun.1", "waits.1"]
+    assert world.sent_ids == ["begun.1", "waits.1"]
     (refused,) = (event for event in world.events.recent(9) if event.kind == "refuse")
     assert refused.fields == {
         "request": "begun",
@@ -252,20 +252,20 @@ async def test_other_bounds_hold_at_once(world: World) -> None:
     for name in "abcd":
         world.submit(name)
     world.traffic.configure(QueueBounds(3, 2, 5))
-    assert world.told == ["a.1", "b.1"]
+    assert world.sent_ids == ["a.1", "b.1"]
     assert (world.traffic.queue.depth, world.traffic.queue.priority) == (3, 5)
     world.traffic.allow(3)
-    assert world.told == ["a.1", "b.1", "c.1"]
+    assert world.sent_ids == ["a.1", "b.1", "c.1"]
 
 
 async def test_a_drain_ends_with_the_worker(world: World) -> None:
     world.connect()
     world.traffic.drain()
     world.submit("a")
-    assert world.told == []
+    assert world.sent_ids == []
     world.traffic.park(blame=False)
     world.connect()
-    assert world.told == ["a.1"]
+    assert world.sent_ids == ["a.1"]
 
 
 class _Successor:
@@ -288,7 +288,7 @@ async def test_the_next_gateway_gets_what_comes_after_the_hand_over(world: World
     world.submit("late")
     world.traffic.cancel(running)
     assert successor.got == ["m: late", "-running"]
-    assert world.told == ["running.1"]
+    assert world.sent_ids == ["running.1"]
     assert (world.traffic.queue.waiting, world.traffic.queue.running) == (1, 1)
     world.traffic.forget()
     assert not world.traffic.busy
@@ -298,7 +298,7 @@ async def test_whoever_is_refused_is_cancelled_in_the_worker(world: World) -> No
     world.connect()
     requests = [world.submit(name) for name in "ab"]
     world.traffic.refuse_all(STOPPED)
-    assert world.told == ["a.1", "-a.1"]
+    assert world.sent_ids == ["a.1", "-a.1"]
     for request in requests:
         with pytest.raises(Refusal, match="no more"):
             await taken(request)
@@ -309,9 +309,9 @@ async def test_an_operator_lets_in_again_what_killed_workers(world: World) -> No
     for _ in range(2):
         world.connect()
         world.traffic.park(blame=True)
-    with pytest.raises(Refusal) as kept_out:
+    with pytest.raises(Refusal) as quarantined:
         world.submit("twin")
-    assert kept_out.value.code == "worker_crashed"
+    assert quarantined.value.code == "worker_crashed"
     world.traffic.forget_deaths()
     world.submit("twin")
 

@@ -104,7 +104,7 @@ async def test_another_worker_makes_them_all() -> None:
     assert request.usage == Usage(4, 0)
 
 
-async def test_a_request_that_kills_two_workers_is_kept_out() -> None:
+async def test_request_that_kills_two_workers_is_quarantined() -> None:
     traffic, request = _traffic(), _embed()
     traffic.submit(request)
     for _ in range(2):
@@ -157,7 +157,7 @@ async def test_vectors_for_a_text_end_the_worker() -> None:
         (("text", "embedding", "score"), []),
     ],
 )
-async def test_what_a_model_cannot_do_is_refused_before_and_after_its_load(
+async def test_missing_ability_is_refused_before_and_after_a_load(
     abilities: tuple[Ability, ...], refused: list[str]
 ) -> None:
     traffic = _traffic()
