@@ -271,7 +271,7 @@ def _first_steps(address: str, models: Sequence[Compartment]) -> str:
     page = f"Its page is {address}/ui."
     if not models:
         return f"{page} It has no model yet: `bulkhead run` in another terminal finds one."
-    ids = [compartment.model.id for compartment in models]
+    ids = [supervisor.model.id for supervisor in models]
     more = f" and {len(ids) - _MOST_NAMED} more" if len(ids) > _MOST_NAMED else ""
     return (
         f"{page} Its models are {', '.join(ids[:_MOST_NAMED])}{more}. To chat, type in another "

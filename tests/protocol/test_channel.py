@@ -125,7 +125,7 @@ class TestConversation:
         assert not gateway.poll(200)
         assert not intruder.poll(0)
 
-    def test_a_full_queue_is_told_to_the_sender_instead_of_blocking_it(self, gateway_side):
+    def test_full_queue_raises_instead_of_blocking(self, gateway_side):
         gateway = gateway_side()
         with pytest.raises(zmq.Again):
             _send_many(gateway, b"nobody reads this", 100_000)
@@ -146,7 +146,7 @@ class TestConversation:
 class TestStrangers:
     """Who opens the socket without the key."""
 
-    def test_whoever_comes_first_and_stays_takes_nobodys_place(
+    def test_stranger_that_connects_first_takes_no_place(
         self, context, gateway_side, worker_side, folder
     ):
         gateway = gateway_side()
@@ -162,9 +162,7 @@ class TestStrangers:
             assert _receive(worker) == b"the gateway's"
             assert not gateway.poll(200)
 
-    def test_nobody_inherits_the_place_of_the_worker(
-        self, context, gateway_side, worker_side, folder
-    ):
+    def test_place_of_worker_is_not_inherited(self, context, gateway_side, worker_side, folder):
         gateway, worker = gateway_side(), worker_side()
         leaving = gateway.get_monitor_socket(zmq.Event.DISCONNECTED)
         worker.send(b"the worker's")

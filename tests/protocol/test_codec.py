@@ -316,13 +316,13 @@ _HELLO_START = b"\x82\xa4type\xa5hello\xb0protocol_version"
 
 
 def _reject(frame: bytes) -> list[str]:
-    """Both sides refuse the frame; returns what they say."""
-    said = []
+    """Both sides refuse the frame. Returns their errors."""
+    errors = []
     for decode in (decode_from_worker, decode_from_gateway):
         with pytest.raises(ProtocolError) as raised:
             decode(frame)
-        said.append(str(raised.value))
-    return said
+        errors.append(str(raised.value))
+    return errors
 
 
 def _survive(frame: bytes) -> None:
@@ -340,11 +340,11 @@ def _pack(fields: object) -> bytes:
 
 class TestRoundTrip:
     @given(_any_from_gateway)
-    def test_what_the_gateway_says_arrives_unchanged(self, message: GatewayMessage):
+    def test_gateways_message_arrives_unchanged(self, message: GatewayMessage):
         assert decode_from_gateway(encode(message)) == message
 
     @given(_any_from_worker)
-    def test_what_a_worker_says_arrives_unchanged(self, message: WorkerMessage):
+    def test_workers_message_arrives_unchanged(self, message: WorkerMessage):
         assert decode_from_worker(encode(message)) == message
 
     def test_every_message_of_the_protocol_was_generated(self):

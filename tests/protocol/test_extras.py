@@ -98,7 +98,7 @@ def test_it_is_of_the_interpreter_and_of_the_origin(
         ("pipx_metadata.json", ["pipx", "install", "--force", "--python", f"python{VERSION}"]),
     ],
 )
-def test_a_tool_that_makes_the_environment_anew_is_told_of_the_other_extras(
+def test_tool_that_remakes_environment_gets_other_extras(
     file: str, tool: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     wanted = "mlx-bulkhead[cpu,otel,vision] @ file:///home/me/bulk%20head"

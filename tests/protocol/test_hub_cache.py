@@ -136,9 +136,9 @@ def test_gateway_and_worker_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for make, reason in REASONS:
         name = f"org/{make.__name__.strip('_')}"
         make(tmp_path / f"models--{name.replace('/', '--')}")
-        with pytest.raises(NotThereError, match="bulkhead pull") as told:
+        with pytest.raises(NotThereError, match="bulkhead pull") as missing:
             find_model(name, ())
         with pytest.raises(ModelError, match="bulkhead pull") as refused:
             files.find_folder(name)
-        assert reason in str(told.value)
+        assert reason in str(missing.value)
         assert reason in str(refused.value)

@@ -65,7 +65,7 @@ def test_a_shard_that_is_missing_is_named(names: list[str], lost: str) -> None:
 
 
 @pytest.mark.parametrize("name", DISKS)
-def test_what_is_said_of_folders_as_disks_have_them(name: str, tmp_path: Path) -> None:
+def test_folder_on_disk_has_its_problem(name: str, tmp_path: Path) -> None:
     folder, problem = on_disk(tmp_path / "model", name), DISKS[name][1]
     if problem is None:
         check_folder(folder)

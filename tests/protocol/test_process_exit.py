@@ -23,7 +23,7 @@ def test_the_end_comes_before_anybody_has_reaped_it() -> None:
     process.stdin.close()
 
 
-def test_what_is_gone_is_not_watched() -> None:
+def test_ended_process_is_not_watched() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     gone = ProcessExit(process.pid)

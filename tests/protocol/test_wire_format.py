@@ -304,7 +304,7 @@ def test_each_prompt_is_messagepack(kind: type[Prompt]) -> None:
 
 
 @pytest.mark.parametrize("kind", SAMPLES)
-def test_what_another_writer_packs_is_understood(kind: type[Message]) -> None:
+def test_messages_packed_by_another_writer_are_understood(kind: type[Message]) -> None:
     sample = SAMPLES[kind]
     decode = decode_from_gateway if kind in get_args(GatewayMessage) else decode_from_worker
     assert decode(msgpack.packb(_plain(sample))) == sample

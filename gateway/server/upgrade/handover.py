@@ -45,9 +45,9 @@ async def until_settled(parts: Parts) -> None:
         await parts.fleet.until_settled(seconds)
     except TimeoutError:
         named = (
-            f"{compartment.model.id} is {compartment.state}"
-            for compartment in parts.fleet.roster.everyone
-            if compartment.unsettled
+            f"{supervisor.model.id} is {supervisor.state}"
+            for supervisor in parts.fleet.roster.everyone
+            if supervisor.unsettled
         )
         raise HandoverError(
             f"models were still being loaded or unloaded after {seconds:g} s: {', '.join(named)}"
@@ -65,9 +65,9 @@ async def hand_over(parts: Parts, relay: Relay, successor: SuccessorProcess, ear
     check_ranks(parts)
     channels = parts.fleet.hand_over(relay)
     workers = {
-        compartment.model.id: compartment.worker
-        for compartment in parts.fleet.roster.everyone
-        if compartment.worker is not None
+        supervisor.model.id: supervisor.worker
+        for supervisor in parts.fleet.roster.everyone
+        if supervisor.worker is not None
     }
     await _move(parts, workers, channels, successor.pid)
     parts.mailbox.suspend()
@@ -94,8 +94,8 @@ def undo(parts: Parts, relay: Relay) -> None:
             case Submitted(number=number, model=model_id):
                 _submit(parts, model_id, relay.request(number))
             case Cancelled(number=number):
-                for compartment in parts.fleet.roster.everyone:
-                    compartment.traffic.cancel(relay.request(number))
+                for supervisor in parts.fleet.roster.everyone:
+                    supervisor.traffic.cancel(relay.request(number))
             case Spent(name=name, usage=usage):
                 parts.keys.account(name, usage)
 
@@ -104,9 +104,9 @@ def check_ranks(parts: Parts) -> None:
     """Raises: HandoverError: a loaded model has several ranks. Its followers watch this gateway, or
     an agent that watches this gateway, and can't change to another gateway.
     """
-    for compartment in parts.fleet.roster.everyone:
-        if compartment.worker is not None and compartment.worker.followers is not None:
-            name = compartment.model.id
+    for supervisor in parts.fleet.roster.everyone:
+        if supervisor.worker is not None and supervisor.worker.followers is not None:
+            name = supervisor.model.id
             raise HandoverError(
                 f"{name!r} is loaded with several ranks, which can't be handed over: "
                 f"`bulkhead unload {name} --hold` first and `bulkhead load {name}` afterwards, "
@@ -148,9 +148,9 @@ async def _until_it_serves(successor: SuccessorProcess, relay: Relay) -> None:
 
 
 def _submit(parts: Parts, model_id: str, request: Request) -> None:
-    for compartment in parts.fleet.roster.everyone:
-        if compartment.model.id == model_id:
+    for supervisor in parts.fleet.roster.everyone:
+        if supervisor.model.id == model_id:
             try:
-                compartment.submit(request)
+                supervisor.submit(request)
             except Refusal as refusal:
                 request.refuse(refusal)

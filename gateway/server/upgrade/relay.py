@@ -201,9 +201,9 @@ class RelayedRequests:
         request = self._requests.pop(number, None)
         if request is None or request.over:
             return
-        for compartment in fleet.roster.everyone:
-            if compartment.model.id == request.model_id:
-                compartment.traffic.cancel(request)
+        for supervisor in fleet.roster.everyone:
+            if supervisor.model.id == request.model_id:
+                supervisor.traffic.cancel(request)
 
     def cancel_all(self, fleet: Fleet) -> None:
         """Cancel all requests, as the earlier gateway has gone."""

@@ -49,8 +49,8 @@ def gateway_state(
     fleet = parts.fleet
     return GatewayState(
         models=tuple(
-            compartment.state_for(number, channels.get(compartment.model.id))
-            for compartment in fleet.roster.everyone
+            supervisor.state_for(number, channels.get(supervisor.model.id))
+            for supervisor in fleet.roster.everyone
         ),
         incarnation=fleet.next_incarnation,
         events=fleet.events.kept,
@@ -101,7 +101,7 @@ def restore(
 
 def _fits(fleet: Fleet, model: ModelState) -> bool:
     """Whether the model is configured, and its worker has the settings that are configured."""
-    compartment = fleet.roster.configured.get(model.id)
-    if compartment is None:
+    supervisor = fleet.roster.configured.get(model.id)
+    if supervisor is None:
         return False
-    return model.worker is None or compartment.model.load_values == model.told
+    return model.worker is None or supervisor.model.load_values == model.told

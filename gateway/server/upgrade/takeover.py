@@ -155,9 +155,9 @@ class Takeover:
         restore(self.state, fleet, keys, mailbox, self._outputs, self._relayed.restore)
         adopted = fleet.workers
         wanted = {model.id: model.wanted for model in self.state.models}
-        for model_id, compartment in fleet.roster.configured.items():
+        for model_id, supervisor in fleet.roster.configured.items():
             if model_id in wanted:
-                compartment.settle(wanted=wanted[model_id])
+                supervisor.settle(wanted=wanted[model_id])
         for worker in adopted:
             if not await until_set(worker.settled, _CONNECT_S):
                 raise CannotTakeOverError(
