@@ -106,13 +106,7 @@ _OPEN: Final = ("/", "/livez", "/readyz", "/health", "/ui")
 _OPEN_FOLDERS: Final = ("/ui/",)
 _ADMIN: Final = ("/admin", "/metrics")
 # Paths of Ollama's API that change the set of models.
-_ADMIN_PATHS: Final = (
-    "/api/pull",
-    "/api/push",
-    "/api/create",
-    "/api/copy",
-    "/api/delete",
-)
+_ADMIN_PATHS: Final = ("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete")
 # The paths that a key that reads may get. Logs are not among these, as they may quote texts of
 # others, and neither is anything that makes a model, a disk or another server work.
 READABLE: Final = (

@@ -138,8 +138,7 @@ class ModelSettings(Section, frozen=True):
         bool, switch("Several tokens a step where that is faster; the text is the same.")
     ] = True
     pictures: Annotated[
-        bool,
-        switch("The model looks at pictures. That needs mlx-vlm (the extra vision)."),
+        bool, switch("The model looks at pictures. That needs mlx-vlm (the extra vision).")
     ] = False
     local: Annotated[
         int,

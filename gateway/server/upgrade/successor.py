@@ -14,12 +14,7 @@ from typing import Final
 import msgspec
 
 from gateway.server.upgrade.channels import DescriptorChannel, MessageChannel
-from gateway.server.upgrade.messages import (
-    HANDOVER_VERSION,
-    Failure,
-    FromSuccessor,
-    Introduction,
-)
+from gateway.server.upgrade.messages import HANDOVER_VERSION, Failure, FromSuccessor, Introduction
 from gateway.system.lane import start_thread
 from protocol.messages import PROTOCOL_VERSION
 
