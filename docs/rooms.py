@@ -31,9 +31,7 @@ def main() -> None:
 
 def page() -> str:
     """The text of docs/rooms.md."""
-    graph = grimp.build_graph("gateway", "worker", "protocol", cache_dir=None)
-    drawings = [_drawing(graph, package, rooms) for package, rooms in layers()]
-    return "\n".join([_HEAD, *drawings])
+    return "\n".join([_HEAD, *(_drawing(package, rooms) for package, rooms in layers())])
 
 
 def layers() -> Iterator[tuple[str, list[str]]]:
@@ -46,7 +44,8 @@ def layers() -> Iterator[tuple[str, list[str]]]:
             yield package, [room.strip() for layer in beside for room in layer]
 
 
-def _drawing(graph: grimp.ImportGraph, package: str, rooms: list[str]) -> str:
+def _drawing(package: str, rooms: list[str]) -> str:
+    graph = grimp.build_graph("gateway", "worker", "protocol", cache_dir=None)
     for room in rooms:
         graph.squash_module(f"{package}.{room}")
     width = max(map(len, rooms))

@@ -20,7 +20,7 @@ from gateway.cli.failure import CommandError, WrongUseError
 from gateway.cli.options import NO_MODEL, reaches_gateway
 from gateway.cli.orders import Progress
 from gateway.cli.output import UNKNOWN, new_table, print_json, printable, stdout_console
-from gateway.http.command_bodies import OpenAIErrorEnvelope
+from gateway.http.wire.command_bodies import OpenAIErrorEnvelope
 
 # The words of the prompts. In most models most of these words are one token.
 _WORDS: Final = "the ship has many rooms and each keeps the water out"

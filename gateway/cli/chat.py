@@ -19,7 +19,7 @@ from gateway.cli.options import only_model, reaches_gateway
 from gateway.cli.orders import carried_out
 from gateway.cli.output import printable
 from gateway.cli.transcript import PlainTranscript, ScreenTranscript
-from gateway.http.command_bodies import OrderOptions
+from gateway.http.wire.command_bodies import OrderOptions
 
 # Indexes into the list that `tcgetattr` returns.
 _INPUT: Final = 0

@@ -20,7 +20,7 @@ from gateway.cli.failure import (
     NoGatewayError,
     NoSuchModelError,
 )
-from gateway.http.command_bodies import (
+from gateway.http.wire.command_bodies import (
     ModelBody,
     ModelListing,
     ModelStatus,

@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 
 from gateway.cli.client import STREAM, GatewayClient
 from gateway.cli.failure import CommandError
-from gateway.http.command_bodies import OpenAIErrorEnvelope
+from gateway.http.wire.command_bodies import OpenAIErrorEnvelope
 from gateway.system.notation import nearest, suggestion
 
 

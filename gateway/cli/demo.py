@@ -22,7 +22,7 @@ from gateway.cli.client import GatewayClient
 from gateway.cli.conversation import Parameters, StreamedPiece, TextMessage, stream_answer
 from gateway.cli.failure import CommandError, interruptible
 from gateway.cli.transcript import Paragraph
-from gateway.http.command_bodies import ModelStatus, OrderOptions, WorkerStatus
+from gateway.http.wire.command_bodies import ModelStatus, OrderOptions, WorkerStatus
 from gateway.system.memory import footprint
 from gateway.system.memory_reading import FootprintError
 from gateway.system.notation import format_size

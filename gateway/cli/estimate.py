@@ -19,7 +19,7 @@ from gateway.config.model_folders import find_folder, locate
 from gateway.config.model_settings import ModelSettings
 from gateway.config.read import Configuration, DraftConfiguration, Located, read_draft
 from gateway.config.settings import Flags, Settings
-from gateway.http.command_bodies import Status
+from gateway.http.wire.command_bodies import Status
 from gateway.library.description import describe
 from gateway.library.finder import Finder
 from gateway.memory.commands import estimate_of_command, outline_of_command

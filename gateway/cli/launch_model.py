@@ -11,7 +11,7 @@ from gateway.cli.orders import carried_out
 from gateway.cli.output import printable
 from gateway.clients.agents import KEY_VARIABLE, Agent
 from gateway.clients.lines import knows_too_little
-from gateway.http.command_bodies import ModelBody, OrderOptions
+from gateway.http.wire.command_bodies import ModelBody, OrderOptions
 from gateway.memory.fitting import LONGEST_CONTEXT_TOKENS, Outline
 from gateway.memory.forecast import Forecast
 from gateway.system.notation import format_size

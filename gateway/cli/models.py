@@ -35,7 +35,7 @@ from gateway.config.layers import ConfigError
 from gateway.config.model_folders import check_holds_model, find_folder, locate
 from gateway.config.read import read_configuration
 from gateway.config.settings import Flags
-from gateway.http.command_bodies import ModelBody
+from gateway.http.wire.command_bodies import ModelBody
 from gateway.library.catalogue import (
     EntryList,
     ModelOnDisk,

@@ -29,7 +29,7 @@ from gateway.cli.own_gateway import is_running, own_gateway
 from gateway.cli.pull import pull
 from gateway.cli.search import about_well_known, find, rest_shown, table
 from gateway.config.model_folders import find_folder, locate
-from gateway.http.command_bodies import ModelBody
+from gateway.http.wire.command_bodies import ModelBody
 from gateway.library.catalogue import ModelOnDisk, look_up
 from gateway.library.pull_process import parse_reference
 from gateway.library.search_process import matches, words_of

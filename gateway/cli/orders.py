@@ -18,7 +18,7 @@ from gateway.cli.failure import CommandError
 from gateway.cli.gateway_access import local_settings
 from gateway.cli.options import json_option, model_argument, reaches_gateway
 from gateway.cli.output import printable, stderr_console
-from gateway.http.command_bodies import ModelStatus, OrderOptions, Status, UpgradeAnswer
+from gateway.http.wire.command_bodies import ModelStatus, OrderOptions, Status, UpgradeAnswer
 from gateway.system.notation import format_size
 from gateway.system.state_dir import NextGateway
 from gateway.system.state_file import write_state

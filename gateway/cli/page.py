@@ -14,7 +14,7 @@ import click
 from gateway.cli.client import ANSWER, GatewayClient
 from gateway.cli.gateway_access import local_settings
 from gateway.cli.options import reaches_gateway
-from gateway.http.command_bodies import PageCode
+from gateway.http.wire.command_bodies import PageCode
 from gateway.system.state_file import make_folder, write_secret
 
 _CODES: Final = "/admin/v1/page/codes"

@@ -11,7 +11,7 @@ from gateway.cli.conversation import Conversation, Parameters
 from gateway.cli.named_model import choose, present, serving
 from gateway.cli.options import reaches_gateway
 from gateway.cli.orders import carried_out
-from gateway.http.command_bodies import OrderOptions
+from gateway.http.wire.command_bodies import OrderOptions
 
 
 @click.command("run")

@@ -27,7 +27,7 @@ from gateway.cli.output import (
     size,
     stdout_console,
 )
-from gateway.http.command_bodies import (
+from gateway.http.wire.command_bodies import (
     GroupStatus,
     HostStatus,
     MemoryStatus,

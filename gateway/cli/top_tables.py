@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from gateway.cli.output import UNKNOWN, share, size
-from gateway.http.command_bodies import MemoryStatus, ModelStatus, WorkerStatus
+from gateway.http.wire.command_bodies import MemoryStatus, ModelStatus, WorkerStatus
 from gateway.system.log_lines import escaped
 
 # `wrapped` needs a console to break lines. Nothing is printed on this one.

@@ -13,7 +13,7 @@ from gateway.cli.client import GatewayClient
 from gateway.cli.failure import CommandError
 from gateway.cli.top_tables import one_line
 from gateway.cli.top_view import EventReading, Happening
-from gateway.http.command_bodies import ModelStatus, OrderOptions, Status
+from gateway.http.wire.command_bodies import ModelStatus, OrderOptions, Status
 
 _EVERY_S: Final = 1.0
 # More events than a screen shows. Each reading asks for all of them again, so that no stream has

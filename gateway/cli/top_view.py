@@ -12,7 +12,7 @@ from rich.text import Text
 
 from gateway.cli.output import share, size
 from gateway.cli.top_tables import age, heading, memory_lines, one_line, row, tail_of, wrapped
-from gateway.http.command_bodies import ModelStatus, Status, UpstreamStatus
+from gateway.http.wire.command_bodies import ModelStatus, Status, UpstreamStatus
 from gateway.system.notation import format_size
 
 # In the line of an event the model's id gets a quarter of the width.

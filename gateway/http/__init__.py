@@ -1,1 +1,1 @@
-"""The HTTP surface: a family of routes per file."""
+"""The HTTP surface: a room for the wire, for what APIs share, for each API, and for operators."""

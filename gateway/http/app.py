@@ -10,34 +10,24 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.access.keys import ApiKeys
 from gateway.history.recorder import Recorder
-from gateway.http import (
-    admin,
-    chat,
-    completions,
-    library,
-    messages,
-    metrics,
-    ollama,
-    openapi,
-    page,
-    responses,
-    servers,
-    sign_in,
-    status,
-    vectors,
-)
-from gateway.http.access_log import AccessLog, HttpMeter, RoutePaths, Spans
-from gateway.http.auth import AuthMiddleware, OriginMiddleware
-from gateway.http.command_clients import CommandClients
-from gateway.http.compressed_bodies import CompressedBodies
-from gateway.http.connection_limits import ConnectionLimiter
-from gateway.http.errors import error_response, on_defect, on_http_exception, on_refusal
-from gateway.http.finished import FinishedRequests
-from gateway.http.forms import FormFiles
-from gateway.http.ollama_models import ModelFileReader
-from gateway.http.openapi import OpenApiDocument, described
-from gateway.http.page import Page
-from gateway.http.pictures import PictureReader
+from gateway.http.anthropic import messages
+from gateway.http.generation.pictures import PictureReader
+from gateway.http.ollama import routes as ollama
+from gateway.http.ollama.models import ModelFileReader
+from gateway.http.openai import chat, completions, responses, vectors
+from gateway.http.operator import admin, library, metrics, page, sign_in, status
+from gateway.http.operator.page import Page
+from gateway.http.passing import servers
+from gateway.http.passing.command_clients import CommandClients
+from gateway.http.passing.forms import FormFiles
+from gateway.http.wire import openapi
+from gateway.http.wire.access_log import AccessLog, HttpMeter, RoutePaths, Spans
+from gateway.http.wire.auth import AuthMiddleware, OriginMiddleware
+from gateway.http.wire.compressed_bodies import CompressedBodies
+from gateway.http.wire.connection_limits import ConnectionLimiter
+from gateway.http.wire.errors import error_response, on_defect, on_http_exception, on_refusal
+from gateway.http.wire.finished import FinishedRequests
+from gateway.http.wire.openapi import OpenApiDocument, described
 from gateway.library.hub_search import HubSearch
 from gateway.library.library import LastUsed, Library
 from gateway.library.pulls import Pulls

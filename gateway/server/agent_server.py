@@ -28,11 +28,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway import VERSION
 from gateway.access.api_key import digest_of
 from gateway.access.caller import shown_key
-from gateway.http.access_log import begin_record
-from gateway.http.bodies import read_json
-from gateway.http.connection import Connection
-from gateway.http.connection_limits import ConnectionLimiter, Handshake, capacity
-from gateway.http.errors import error_response, on_defect, on_http_exception, on_refusal
+from gateway.http.wire.access_log import begin_record
+from gateway.http.wire.bodies import read_json
+from gateway.http.wire.connection import Connection
+from gateway.http.wire.connection_limits import ConnectionLimiter, Handshake, capacity
+from gateway.http.wire.errors import error_response, on_defect, on_http_exception, on_refusal
 from gateway.server.agent_sessions import MOST_RANKS, Sessions
 from gateway.server.uvicorn_server import UvicornServer
 from gateway.system.lane import Lane

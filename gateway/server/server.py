@@ -21,12 +21,12 @@ from gateway.config.machine_rules import network_cautions
 from gateway.config.model import models_of
 from gateway.config.read import Configuration
 from gateway.history.recorder import Recorder
-from gateway.http.access_log import spans
 from gateway.http.app import Parts
-from gateway.http.connection_limits import ConnectionLimiter, capacity
-from gateway.http.forms import FormFiles
-from gateway.http.kept import ChatFamily
-from gateway.http.responses import ResponseFamily
+from gateway.http.openai.kept import ChatFamily
+from gateway.http.openai.responses import ResponseFamily
+from gateway.http.passing.forms import FormFiles
+from gateway.http.wire.access_log import spans
+from gateway.http.wire.connection_limits import ConnectionLimiter, capacity
 from gateway.library.finder import Finder
 from gateway.library.library import LastUsed, Library
 from gateway.library.pulls import Pulls

@@ -16,8 +16,8 @@ from typing import Final
 import uvicorn
 
 from gateway.http.app import Parts, build_app
-from gateway.http.connection import Connection
-from gateway.http.connection_limits import Handshake
+from gateway.http.wire.connection import Connection
+from gateway.http.wire.connection_limits import Handshake
 from gateway.library.pulls import Pulls
 from gateway.models.compartment import Compartment
 from gateway.models.reload import Reloader

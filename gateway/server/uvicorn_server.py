@@ -14,7 +14,7 @@ from typing import Final
 
 import uvicorn
 
-from gateway.http.connection import Connection
+from gateway.http.wire.connection import Connection
 from gateway.system.listening import is_listened_at
 
 _START_S: Final = 10.0

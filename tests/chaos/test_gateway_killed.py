@@ -121,7 +121,7 @@ def _kill_in(state: str, folder: Path) -> tuple[float, float]:
     ],
 )
 @pytest.mark.timeout(900)
-def test_nobody_is_left_behind(
+def test_no_process_is_left_behind(
     rounds: int, state: str, tmp_path: Path, tell: Callable[..., None]
 ) -> None:
     times = [_kill_in(state, tmp_path / str(each)) for each in range(rounds)]

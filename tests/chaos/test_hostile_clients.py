@@ -111,7 +111,7 @@ class Crowd:
     "seconds", [pytest.param(5, id="short"), pytest.param(90, id="long", marks=pytest.mark.chaos)]
 )
 @pytest.mark.timeout(400)
-def test_nobody_else_notices(
+def test_hostile_client_disturbs_no_other(
     seconds: float,
     start_gateway: Callable[..., Gateway],
     tmp_path: Path,

@@ -304,7 +304,7 @@ def test_workers_that_hold_more_than_they_are_told(
 
 
 @pytest.mark.timeout(300)
-def test_what_a_worker_cannot_give_is_known_by_its_answer(
+def test_unrecallable_memory_is_known_by_the_workers_answer(
     start_gateway: Callable[..., Gateway],
     folder: Path,
     floor: int,

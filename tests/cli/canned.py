@@ -12,7 +12,7 @@ from typing import Any, Final, Self, TypeVar
 import msgspec
 from msgspec import Struct, inspect
 
-from gateway.http.command_bodies import (
+from gateway.http.wire.command_bodies import (
     ModelBody,
     ModelListing,
     ModelStatus,

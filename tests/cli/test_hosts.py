@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from gateway.cli.status import _hosts_table
-from gateway.http.command_bodies import HostStatus
+from gateway.http.wire.command_bodies import HostStatus
 from tests.cli.canned import filled
 
 GB = 1_000_000_000

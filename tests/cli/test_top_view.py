@@ -14,7 +14,7 @@ from rich.text import Text
 from gateway.cli.top_tables import BarPart, age, bar, tail_of
 from gateway.cli.top_threads import question
 from gateway.cli.top_view import EventReading, Happening, View
-from gateway.http.command_bodies import (
+from gateway.http.wire.command_bodies import (
     GuessesStatus,
     MemoryStatus,
     ModelStatus,

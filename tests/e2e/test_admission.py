@@ -330,7 +330,7 @@ def test_a_worker_that_outgrows_the_budget_is_replaced(
 
 
 @pytest.mark.slow
-def test_what_is_lent_and_what_waits_is_shown(
+def test_status_shows_loans_and_waiting_requests(
     start_gateway: Callable[..., Gateway], folder: Path, needed: int
 ) -> None:
     running = start_gateway(*_budget(needed + 1e6), models=(), config=_models(folder, "a"))
@@ -357,7 +357,7 @@ def _short(running: Gateway) -> dict[str, Any] | None:
 
 
 @pytest.mark.slow
-def test_what_it_took_is_remembered(start_gateway: Callable[..., Gateway], folder: Path) -> None:
+def test_used_memory_is_remembered(start_gateway: Callable[..., Gateway], folder: Path) -> None:
     running = start_gateway(models=(), config=_models(folder, "a"))
     running.load("a")
     learned = running.state_dir / "learned.json"

@@ -146,7 +146,7 @@ async def test_without_room_there_is_no_process_and_the_numbers_are_told(agent, 
     assert agent.children() == before
 
 
-async def test_what_may_not_be_started_is_refused(agent, host):
+async def test_forbidden_program_is_refused(agent, host):
     for wrong in (
         order(arguments=("--parent", "1")),
         order(environment={"LD_PRELOAD": "/tmp/evil.so"}),

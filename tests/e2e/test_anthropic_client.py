@@ -138,7 +138,7 @@ def test_tools(client: anthropic.Anthropic, choice: Any) -> None:
         ({"tool_choice": {"type": "any"}}, "there are no tools"),
     ],
 )
-def test_what_is_wrong_is_said(
+def test_errors_name_the_wrong_field(
     client: anthropic.Anthropic, changes: dict[str, Any], said: str
 ) -> None:
     import anthropic
@@ -281,7 +281,7 @@ WEB_SEARCH: Any = {"type": "web_search_20250305", "name": "web_search", "max_use
         ({"type": "document", "source": PDF, "title": "Plan"}, "document"),
     ],
 )
-def test_what_cannot_be_looked_at_is_told(
+def test_unreadable_picture_is_reported(
     client: anthropic.Anthropic, block: Any, kind: str, inside: bool
 ) -> None:
     """The answer says so in a header, and the conversation goes on."""
@@ -304,7 +304,7 @@ def test_what_cannot_be_looked_at_is_told(
 @pytest.mark.parametrize(
     "choice", [None, {"type": "auto"}, {"type": "any"}, {"type": "tool", "name": "web_search"}]
 )
-def test_what_only_anthropic_runs_is_left_out_and_named(
+def test_anthropics_server_tools_are_left_out_and_named(
     client: anthropic.Anthropic, choice: Any
 ) -> None:
     """As Claude Code's search for the web asks for it."""

@@ -106,7 +106,7 @@ def test_far_too_long(body: dict[str, Any], gateway: Gateway) -> None:
     assert after <= max(peak, before + 100e6), "it was refused before it was tokenized"
 
 
-def test_what_changes_nothing_is_taken(gateway: Gateway) -> None:
+def test_parameters_without_effect_are_accepted(gateway: Gateway) -> None:
     neutral = {"logprobs": False, "logit_bias": {}, "presence_penalty": 0, "tools": None}
     answer = gateway.client.post(
         "/v1/completions", json={**COMPLETION, **neutral, "response_format": {"type": "text"}}

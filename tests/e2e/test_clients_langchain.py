@@ -89,7 +89,7 @@ def test_a_full_context_is_its_own_exception(gateway: Gateway, *, stream: bool) 
         list(ask("a server " * 5000))
 
 
-def test_what_is_not_supported_is_refused(gateway: Gateway) -> None:
+def test_unsupported_options_are_refused(gateway: Gateway) -> None:
     with pytest.raises(openai.BadRequestError, match="modalities is not supported"):
         _chat(gateway).bind(modalities=["audio"]).invoke(QUESTION)
     with pytest.raises(openai.NotFoundError):

@@ -143,7 +143,7 @@ def test_the_list_of_models(gateway: Gateway) -> None:
         ({"role_mapping": {"user": "USER: "}}, "role_mapping"),
     ],
 )
-def test_what_it_does_and_this_does_not(
+def test_differences_from_mlx_lm_server(
     gateway: Gateway, fields: dict[str, Any], param: str
 ) -> None:
     answer = _post(gateway, "chat/completions", messages=CONVERSATION, **fields)

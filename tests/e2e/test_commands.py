@@ -205,7 +205,7 @@ def test_a_socket_does_as_well(gateway: Gateway) -> None:
     assert gateway.say("hi", "pipe") == "pipe"
 
 
-def test_what_needs_a_worker_of_ours_is_refused_by_name(gateway: Gateway) -> None:
+def test_features_of_a_worker_are_refused_for_commands_by_name(gateway: Gateway) -> None:
     refused = gateway.client.post("/api/chat", json=chat_body("hi", "plain"))
     assert refused.status_code == 400
     assert "server of its own" in refused.text
@@ -334,7 +334,7 @@ def test_the_memory_of_a_command_is_learned() -> None:
 
 
 @pytest.mark.parametrize("end", ["unload", "guard", "gateway"])
-def test_what_hides_its_environment_and_leaves_its_parent_ends_too(end: str) -> None:
+def test_program_with_hidden_environment_and_no_parent_ends_too(end: str) -> None:
     gateway = Gateway(config=table("hidden", "--hide", **MEMORY), models=())
     try:
         gateway.load("hidden")
@@ -504,7 +504,7 @@ def _listens_aside(port: int) -> bool:
     return False
 
 
-def test_what_is_known_to_fail_costs_no_other_model_its_memory(tmp_path: Path) -> None:
+def test_load_known_to_fail_costs_no_other_model_its_memory(tmp_path: Path) -> None:
     absent = '[models.gone]\ncommand = ["no-such-program", "{port}"]\nmemory = "260MB"\n'
     (tmp_path / "config.json").write_text("{}")
     absent += f'[models.broken]\npath = "{tmp_path}"\n'

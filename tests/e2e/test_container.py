@@ -17,7 +17,7 @@ from tests.support.gateway import BULKHEAD, Gateway
 HOST = {"host": "host.docker.internal:8642"}
 
 
-def test_what_the_refusal_says_lets_a_container_in(tmp_path: Path) -> None:
+def test_refusals_remedy_lets_a_container_in(tmp_path: Path) -> None:
     """In that order, with a gateway that was started without any configuration."""
     home = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path), "BULKHEAD_CONFIG": ""}
     gateway = Gateway(environment=home)

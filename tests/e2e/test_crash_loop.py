@@ -58,7 +58,7 @@ def test_after_a_few_unclean_starts_nothing_is_preloaded(
     eventually(lambda: healed.model()["state"] == "ready", START_S)
 
 
-def test_what_a_mac_has_stranded_means_nothing_elsewhere(
+def test_stranded_memory_of_a_mac_means_nothing_elsewhere(
     start_gateway: Callable[..., Gateway], state_dir: Path
 ) -> None:
     if sys.platform == "darwin":

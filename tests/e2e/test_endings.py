@@ -103,7 +103,7 @@ def test_a_signal_at_the_very_end(start_gateway: Callable[..., Gateway], tmp_pat
     assert running.process.wait(STOP_S) == 0
 
 
-def test_what_the_operator_did_not_order_is_not_called_so(
+def test_ending_without_an_order_is_not_called_ordered(
     start_gateway: Callable[..., Gateway],
 ) -> None:
     running = start_gateway(

@@ -61,7 +61,7 @@ def test_it_is_the_same_as_by_the_same_file(gateway: Gateway) -> None:
     assert own.stderr == ""
 
 
-def test_what_it_does_not_serve_is_calculated(gateway: Gateway) -> None:
+def test_estimate_of_unserved_model_is_calculated(gateway: Gateway) -> None:
     where = ("--state-dir", str(gateway.state_dir))
     done = bulkhead("estimate", str(DEMO), "--json", *where)
     assert done.returncode == 0, done.stderr
@@ -72,7 +72,7 @@ def test_what_it_does_not_serve_is_calculated(gateway: Gateway) -> None:
     assert "Did you mean 'ranked'?" in unknown.stderr
 
 
-def test_one_that_the_gateway_finds_and_does_not_understand_says_so(gateway: Gateway) -> None:
+def test_folder_that_the_gateway_does_not_understand_is_named(gateway: Gateway) -> None:
     where = ("--state-dir", str(gateway.state_dir))
     unknown = bulkhead("estimate", "types", *where)
     assert unknown.returncode == 4

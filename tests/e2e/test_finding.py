@@ -180,7 +180,9 @@ def test_from_an_empty_home_to_an_agent(
 
 
 @pytest.mark.slow
-def test_what_can_not_be_launched(home: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unlaunchable_client_is_refused(
+    home: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     missing = bulkhead("launch", "codex", "tiny3", "4b")
     assert (missing.returncode, "isn't installed" in missing.stderr) == (127, True)
     assert hub.searches == [], "an agent that isn't there pulls nothing"
@@ -204,7 +206,7 @@ def test_its_gateway_ends_with_it(home: Path, number: signal.Signals) -> None:
 
 
 @pytest.mark.slow
-def test_what_can_not_be_run(home: Path, hub: Hub) -> None:
+def test_model_that_cannot_run_is_refused(home: Path, hub: Hub) -> None:
     nobody = bulkhead("run", "nobody", "has", "this")
     assert (nobody.returncode, "try fewer words" in nobody.stderr) == (4, True)
     long = bulkhead("run", "x" * 300)

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from gateway.http.app import ROUTES
-from gateway.http.openapi import described
+from gateway.http.wire.openapi import described
 from tests.support.gateway import Gateway
 
 PATHS: dict[str, set[str]] = {}

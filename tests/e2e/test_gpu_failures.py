@@ -37,7 +37,7 @@ def _start(
     "what",
     [TIMEOUT, *(pytest.param(what, marks=pytest.mark.slow) for what in (INTERACTIVITY, VICTIM))],
 )
-def test_one_that_passes_is_no_death(
+def test_passing_gpu_failure_is_no_death(
     start_gateway: Callable[..., Gateway], tmp_path: Path, what: str
 ) -> None:
     gateway = _start(start_gateway, tmp_path, what, (1, 4, 5, 20))
@@ -58,7 +58,7 @@ def _given_up(gateway: Gateway) -> int:
 
 
 @pytest.mark.slow
-def test_one_that_never_heals_ends_its_process(
+def test_lasting_gpu_failure_ends_its_process(
     start_gateway: Callable[..., Gateway], tmp_path: Path
 ) -> None:
     gateway = _start(start_gateway, tmp_path, IGNORED, (20,))

@@ -219,7 +219,7 @@ def test_a_page_cannot_push_itself_before_others(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_one_id_throughout(gateway: Gateway, stream: bool) -> None:
+def test_request_has_the_same_id_throughout(gateway: Gateway, stream: bool) -> None:
     mine = f"mine-{stream}/7"
     answer = gateway.client.post(CHAT, json=_body(2, stream=stream), headers={"X-Request-Id": mine})
     assert answer.headers["x-request-id"] == mine
@@ -343,7 +343,7 @@ def test_upgrades_are_not_taken_and_not_fatal(gateway: Gateway) -> None:
 # Clients that leave, and those that only look so
 
 
-def test_who_pipelines_and_leaves_is_noticed(gateway: Gateway) -> None:
+def test_pipelining_client_that_leaves_is_noticed(gateway: Gateway) -> None:
     for behind in (get("/livez"), get("/livez") * 100, post(CHAT, b"x" * 1_000_000), b"GET"):
         with connect(gateway) as connection:
             send(connection, post(CHAT, _body(3000)))
@@ -397,7 +397,9 @@ def test_half_closed_clients_get_their_answer(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_who_leaves_is_told_from_who_closes_one_side(gateway: Gateway, stream: bool) -> None:
+def test_client_that_leaves_differs_from_a_half_closed_connection(
+    gateway: Gateway, stream: bool
+) -> None:
     with connect(gateway) as connection:
         send(connection, post(CHAT, _body(3000, stream=stream)))
         eventually(lambda: not _idle(gateway))

@@ -63,7 +63,7 @@ def _stream(gateway: Gateway, max_tokens: int) -> Stream:
         ),
     ],
 )
-def test_what_is_never_finished(
+def test_unfinished_request_is_bounded(
     gateway: Gateway, data: bytes, status: int | None, code: str | None
 ) -> None:
     with connect(gateway) as connection:

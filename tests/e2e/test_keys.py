@@ -231,7 +231,7 @@ def test_a_key_sees_its_models_alone(gateway: Gateway) -> None:
     assert gateway.model("other")["state"] == "unloaded"
 
 
-def test_who_leaves_before_the_vectors_come_has_used_the_texts(gateway: Gateway) -> None:
+def test_client_gone_before_its_vectors_has_used_the_texts(gateway: Gateway) -> None:
     headers = _new(gateway, "collector", tpm=100)
     body = json.dumps({"model": "demo", "input": ["word " * 500] * 8})
     raw = ["POST /v1/embeddings HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}"]
@@ -249,7 +249,7 @@ def test_who_leaves_before_the_vectors_come_has_used_the_texts(gateway: Gateway)
     assert (answer.status_code, "tokens" in answer.text) == (429, True), answer.text
 
 
-def test_who_leaves_early_has_used_what_was_computed(gateway: Gateway) -> None:
+def test_client_gone_early_has_used_the_computed_tokens(gateway: Gateway) -> None:
     headers = _new(gateway, "leaver", tpm=20)
     body = json.dumps(chat_body("Tell me a story.", max_tokens=2000, ignore_eos=True, stream=True))
     raw = [f"POST {CHAT} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}"]
@@ -527,7 +527,7 @@ def test_without_keys_again() -> None:
         assert running.stop() == 0, running.log
 
 
-def test_who_is_reached_from_elsewhere_keeps_its_keys(
+def test_gateway_reached_from_elsewhere_keeps_its_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "state"
@@ -557,7 +557,7 @@ def test_who_is_reached_from_elsewhere_keeps_its_keys(
         assert running.stop() == 0, running.log
 
 
-def test_what_the_mailbox_makes_is_counted_once(gateway: Gateway) -> None:
+def test_stored_answers_are_counted_once(gateway: Gateway) -> None:
     headers = _new(gateway, "parked", tpm=1000)
     kept = gateway.chat("Hi", headers={**headers, "x-mailbox": "keep"}, max_tokens=5).json()
     body = {"model": "demo", "input": "Hi", "max_output_tokens": 5, "background": True}
@@ -649,7 +649,7 @@ def test_tokens_count_before_an_answer_is_over(gateway: Gateway) -> None:
     stream.join()
 
 
-def test_what_an_operator_follows_ends_with_the_admin_key(gateway: Gateway) -> None:
+def test_operators_stream_ends_with_the_admin_key(gateway: Gateway) -> None:
     secret = gateway.client.headers["x-api-key"]
     paths = ("/admin/v1/live", "/admin/v1/logs?follow=1", "/admin/v1/events")
     with contextlib.ExitStack() as stack:

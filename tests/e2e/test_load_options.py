@@ -73,7 +73,7 @@ def _told(folder: Path, name: str) -> dict[str, Any]:
     return told
 
 
-def test_what_a_worker_is_told_and_what_it_counts_for(gateway: Gateway, folder: Path) -> None:
+def test_load_options_reach_the_worker_and_its_estimate(gateway: Gateway, folder: Path) -> None:
     plain, full = gateway.load("plain"), gateway.load("full")
     told = _told(folder, "plain")
     assert (told["model_id"], told["stall_s"]) == ("plain", 0.05)

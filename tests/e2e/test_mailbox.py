@@ -114,7 +114,7 @@ def test_a_kept_answer_that_fails_says_why_again(gateway: Gateway) -> None:
     assert (listed["status"], listed["error"]) == ("failed", answer.json()["error"])
 
 
-def test_what_lies_beside_an_id(gateway: Gateway) -> None:
+def test_entries_beside_an_id(gateway: Gateway) -> None:
     headers = {**KEEP, "X-Request-Id": "beside"}
     gateway.chat("Hi", max_tokens=2, headers=headers)
     path = "/v1/chat/completions/chatcmpl-beside"
@@ -152,7 +152,7 @@ def test_a_running_one_is_deleted(gateway: Gateway) -> None:
 
 
 @pytest.mark.slow
-def test_what_cannot_be_written_yet_is_there_all_the_same(gateway: Gateway) -> None:
+def test_unwritten_answer_is_readable(gateway: Gateway) -> None:
     """Another program holds the file for long."""
     asked = {"model": "demo", "background": True, "stream": True, **GREEDY}
     asked["input"] = "What is Bulkhead?"

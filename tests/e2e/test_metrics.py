@@ -89,7 +89,7 @@ def test_an_answer_is_counted_and_has_one_line(gateway: Gateway) -> None:
     assert waits == sorted(waits)  # type: ignore[type-var]
 
 
-def test_what_the_status_knows_is_there(gateway: Gateway) -> None:
+def test_metrics_have_the_fields_of_status(gateway: Gateway) -> None:
     memory = gateway.status()["memory"]
     found = eventually(
         lambda: (
@@ -112,7 +112,7 @@ def test_what_the_status_knows_is_there(gateway: Gateway) -> None:
     assert unknown not in found, "what isn't known is no number"
 
 
-def test_nobody_makes_up_labels(gateway: Gateway) -> None:
+def test_clients_cannot_invent_labels(gateway: Gateway) -> None:
     for number in range(20):
         gateway.client.get(f"/nowhere/{number}")
         gateway.client.get(f"/admin/v1/nowhere/{number}")

@@ -100,7 +100,7 @@ def gateway() -> Iterator[Gateway]:
 
 
 @pytest.mark.parametrize("ask", APIS)
-def test_who_says_nothing_gets_what_the_model_has(gateway: Gateway, ask: Ask) -> None:
+def test_request_without_choices_gets_the_models_defaults(gateway: Gateway, ask: Ask) -> None:
     expected = ask(gateway, "plain", SYSTEM, {"temperature": 0})
     assert ask(gateway, "told", None, {}) == expected
     assert ask(gateway, "told", None, {}) == expected, "and again, as the temperature is 0"
@@ -154,7 +154,7 @@ def test_tokens_are_counted_with_it(gateway: Gateway) -> None:
     assert counted[0] == counted[1]
 
 
-def test_where_it_is_shown(gateway: Gateway) -> None:
+def test_defaults_are_shown(gateway: Gateway) -> None:
     shown = _post(gateway, "/api/show", {"model": "told"})
     assert shown["system"] == SYSTEM
     assert shown["parameters"].splitlines()[1:] == ["temperature 0.0", "top_k 7"]

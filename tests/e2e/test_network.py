@@ -111,7 +111,7 @@ def test_no_secret_goes_in_plain_text(gateway: Gateway) -> None:
         httpx.get(f"https://127.0.0.1:{_port(gateway)}/livez")
 
 
-def test_what_is_no_request_is_answered_in_tls(gateway: Gateway, folder: Path) -> None:
+def test_garbage_is_answered_in_tls(gateway: Gateway, folder: Path) -> None:
     for data in (b"GARBAGE\r\n\r\n", b"GET /livez HTTP/1.1\r\nno colon\r\n\r\n"):
         with _tls(gateway, folder) as connection:
             connection.sendall(data)
@@ -198,7 +198,7 @@ def test_a_renewed_certificate_is_taken_by_a_reload(gateway: Gateway, folder: Pa
     assert gateway.client.get("/v1/models").status_code == 200
 
 
-def test_who_never_finishes_a_handshake_costs_the_others_nothing(
+def test_unfinished_handshakes_cost_other_clients_nothing(
     tmp_path: Path, start_gateway: Callable[..., Gateway]
 ) -> None:
     """Silent, or in the middle of a first message: they make place at once, and have a deadline."""

@@ -174,7 +174,7 @@ def test_loads_and_unloads(client: ollama.Client, gateway: Gateway) -> None:
     assert client.ps().models == []
 
 
-def test_what_is_wrong_is_said(client: ollama.Client, gateway: Gateway) -> None:
+def test_errors_name_the_wrong_field(client: ollama.Client, gateway: Gateway) -> None:
     with pytest.raises(ollama.ResponseError, match="no model 'none'") as caught:
         client.chat("none", QUESTION)
     assert caught.value.status_code == 404

@@ -123,7 +123,7 @@ async def test_reasoning_is_apart(gateway: Gateway, client: openai.OpenAI) -> No
 
 
 @pytest.mark.parametrize("text", ["<|im_end|>", "<tool_call>", "<think>x</think>"])
-def test_what_must_be_said_may_be_like_a_special_token(client: openai.OpenAI, text: str) -> None:
+def test_forced_text_may_look_like_a_special_token(client: openai.OpenAI, text: str) -> None:
     schema = {"type": "object", "properties": {"note": {"const": text}}, "required": ["note"]}
     schema |= {"additionalProperties": False}
     format_ = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}

@@ -411,6 +411,6 @@ def test_arguments_of_the_template_are_named(client: openai.OpenAI) -> None:
     assert caught.value.param == "chat_template_kwargs"
 
 
-def test_what_may_be_sent_is_said(client: openai.OpenAI) -> None:
+def test_capabilities_list_accepted_inputs(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match=r"send one of .*'user'"):
         client.chat.completions.create(model="demo", messages=[{"role": "king", "content": "I"}])

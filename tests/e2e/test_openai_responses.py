@@ -159,7 +159,7 @@ def test_prompts_are_counted(client: openai.OpenAI, whole: Any) -> None:
     assert counted(input="x", previous_response_id=whole.id) > whole.usage.input_tokens
 
 
-def test_what_is_not_stored_is_not_there(client: openai.OpenAI, whole: Any) -> None:
+def test_unstored_response_is_not_found(client: openai.OpenAI, whole: Any) -> None:
     response = client.responses.create(**BRIEF, input=QUESTION, store=False, max_output_tokens=2)
     assert response.store is False
     for ask in (client.responses.retrieve, client.responses.cancel, client.responses.delete):
@@ -236,7 +236,7 @@ def test_limits_and_log_probabilities(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.slow
-def test_what_does_not_fit_can_be_dropped(client: openai.OpenAI, whole: Any) -> None:
+def test_items_that_do_not_fit_can_be_dropped(client: openai.OpenAI, whole: Any) -> None:
     """A quarter of a small context is left for an answer, also for one that may be longer."""
     turns: list[Any] = []
     for number in range(8):
@@ -266,7 +266,7 @@ def test_what_does_not_fit_can_be_dropped(client: openai.OpenAI, whole: Any) -> 
         ({"input": "x", "extra_headers": {"X-Mailbox": "keep"}}, "X-Mailbox"),
     ],
 )
-def test_what_is_wrong_is_said(client: openai.OpenAI, fields: Any, param: str | None) -> None:
+def test_errors_name_the_wrong_field(client: openai.OpenAI, fields: Any, param: str | None) -> None:
     for stream in (False, True):
         with pytest.raises(openai.BadRequestError) as refused:
             client.responses.create(model="demo", stream=stream, **fields)

@@ -233,7 +233,7 @@ def test_a_load_is_watched(page: Browser, site: Site) -> None:
     assert not page.there("dialog"), "nothing was cut"
 
 
-def test_what_is_wrong_stands_at_the_top_and_words_are_explained(page: Browser) -> None:
+def test_faults_stand_at_the_top_and_terms_are_explained(page: Browser) -> None:
     page.sees(
         ".troubles", f"'{MISSING}' can't be loaded: There is no model folder {MISSING_FOLDER}"
     )
@@ -313,7 +313,7 @@ def test_colours_differ_while_there_are_enough(page: Browser) -> None:
 
 
 @pytest.mark.slow
-def test_who_waits_is_told_for_what(page: Browser, site: Site) -> None:
+def test_waiting_page_shows_the_reason(page: Browser, site: Site) -> None:
     site.gateway.order("unload").raise_for_status()
     with site.slowed():
         site.slower.touch()
@@ -552,7 +552,7 @@ def test_a_model_is_found_pulled_and_talked_to(page: Browser, hub: Hub) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nobody_is_left_out(page: Browser, scheme: str) -> None:
+def test_page_serves_screen_readers_and_small_screens(page: Browser, scheme: str) -> None:
     page.scheme(scheme)
     for view in VIEWS:
         _show(page, view)

@@ -412,7 +412,7 @@ def _another_tab(page: Browser) -> Iterator[str]:
         page.driver.switch_to.window(first)
 
 
-def test_what_another_tab_has_said_is_never_lost(page: Browser, chats: ChatServer) -> None:
+def test_turns_of_another_tab_are_never_lost(page: Browser, chats: ChatServer) -> None:
     _ask(page, chats, "The first answer.", "First question")
     _answered(page)
     with _another_tab(page) as first:

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from gateway.config.model_folders import DEMO_FOLDER
-from gateway.http.parameters import PARAMETERS, PLACES, Parameter, Place, at
+from gateway.http.generation.parameters import PARAMETERS, PLACES, Parameter, Place, at
 from tests.support.gateway import Gateway
 
 BODIES: dict[Place, dict[str, Any]] = {
@@ -188,7 +188,7 @@ def _tokens(text: str) -> list[int]:
 
 
 @pytest.mark.slow
-def test_what_changes_the_choice(gateway: Gateway) -> None:
+def test_sampling_parameters_change_the_choice(gateway: Gateway) -> None:
     """On both paths, down to the worker; its tests have the rest."""
     for place in ("chat", "completions"):
         path, body = _body(place, max_tokens=8)
@@ -211,7 +211,7 @@ def test_what_changes_the_choice(gateway: Gateway) -> None:
         assert _text(gateway, path, {**sampled, **xtc}) != _text(gateway, path, sampled)
 
 
-def test_what_ends_an_answer(gateway: Gateway) -> None:
+def test_parameters_that_end_an_answer(gateway: Gateway) -> None:
     path, body = _body("completions", max_tokens=12)
     plain = _text(gateway, path, body)
     stop = plain[5:9]

@@ -137,7 +137,7 @@ def test_no_json_gets_a_second_model_past_the_key(keyed: Keyed) -> None:
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
 
 
-def test_what_an_upstream_says_to_pass_the_time_is_bounded(keyed: Keyed) -> None:
+def test_upstreams_interim_output_is_bounded(keyed: Keyed) -> None:
     gateway, _, key = keyed
     asked = {"model": "prov/cheap", "stream": True}
     busy = gateway.client.post("/v1/audio/speech", json=asked | {"input": "busy"}, headers=key)
@@ -147,7 +147,7 @@ def test_what_an_upstream_says_to_pass_the_time_is_bounded(keyed: Keyed) -> None
     assert "deadline_exceeded" in late.text
 
 
-def test_what_is_served_counts_under_its_path_and_with_its_outcome(keyed: Keyed) -> None:
+def test_forwarded_request_counts_by_path_and_outcome(keyed: Keyed) -> None:
     gateway, _, key = keyed
     operator = {"authorization": f"Bearer {(gateway.state_dir / 'admin.key').read_text().strip()}"}
 

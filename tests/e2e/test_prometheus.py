@@ -52,7 +52,7 @@ def _names(gateway: Gateway) -> set[str]:
 
 
 @pytest.mark.parametrize("file", [DASHBOARD, RULES / "alerts.yml", ROOT / "docs" / "metrics.md"])
-def test_what_is_named_is_there(gateway: Gateway, file: Path) -> None:
+def test_named_metrics_exist(gateway: Gateway, file: Path) -> None:
     named = {SUFFIX.sub("", each) for each in NAME.findall(file.read_text("utf-8"))}
     assert named
     assert not named - _names(gateway)

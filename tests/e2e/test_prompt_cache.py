@@ -37,7 +37,7 @@ def _stored(gateway: Gateway) -> int:
     return sum(len(each.name) == 32 for each in (gateway.state_dir / "prompts").rglob("*"))
 
 
-def test_what_was_computed_is_found_again(start_gateway: Callable[..., Gateway]) -> None:
+def test_computed_prompt_is_found_again(start_gateway: Callable[..., Gateway]) -> None:
     gateway = start_gateway()
     text, cached = _ask(gateway, PROMPT)
     assert cached == 0
@@ -71,7 +71,7 @@ def test_it_survives_the_gateway(start_gateway: Callable[..., Gateway], short_pa
 
 
 @pytest.mark.slow
-def test_one_key_does_not_learn_what_another_asked(start_gateway: Callable[..., Gateway]) -> None:
+def test_key_learns_nothing_of_another_keys_prompts(start_gateway: Callable[..., Gateway]) -> None:
     """Whatever the route, in memory and on disk, and whatever salt it guesses."""
     gateway = start_gateway(config="[gateway]\n")
     text, cached = _ask(gateway, PROMPT)

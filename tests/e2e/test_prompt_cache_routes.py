@@ -105,7 +105,7 @@ def _ask(gateway: Gateway, path: str = "chat/completions", **fields: Any) -> htt
     return gateway.client.post(f"/v1/{path}", json=body)
 
 
-def test_what_a_prompt_found_is_told(gateway: Gateway) -> None:
+def test_cached_tokens_are_reported(gateway: Gateway) -> None:
     """On both paths, streamed or not; never more than the prompt has."""
     for path in ("chat/completions", "completions"):
         for salt, cached in (("5", 5), ("9", 7), ("-1", 0), (None, 0)):

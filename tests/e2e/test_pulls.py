@@ -183,7 +183,9 @@ def test_a_pull_survives_the_death_of_its_process(gateway: Gateway, hub: Hub) ->
     assert followed(gateway, pull_id)[-1]["state"] == "done"
 
 
-def test_who_asks_for_the_same_joins_and_the_fourth_is_refused(gateway: Gateway, hub: Hub) -> None:
+def test_second_pull_of_a_model_joins_and_a_fourth_pull_is_refused(
+    gateway: Gateway, hub: Hub
+) -> None:
     pull_id = pull_slowly(gateway, hub)
     assert begin(gateway, SLOW)["id"] == pull_id
     # Wherever they end: there are three at a time.
@@ -201,7 +203,7 @@ def test_who_asks_for_the_same_joins_and_the_fourth_is_refused(gateway: Gateway,
     assert gateway.client.get("/admin/v1/pulls/none").status_code == 404
 
 
-def test_what_will_not_fit_is_said_before_it_begins(gateway: Gateway, cache: Path) -> None:
+def test_pull_warns_first_that_a_model_will_not_fit(gateway: Gateway, cache: Path) -> None:
     last = followed(gateway, begin(gateway, WIDE)["id"])[-1]
     assert (last["state"], last["code"]) == ("failed", "insufficient_memory")
     assert "won't fit" in last["reason"]

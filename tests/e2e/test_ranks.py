@@ -153,7 +153,7 @@ def _measured(gateway: Gateway) -> Any:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_one_that_is_killed_takes_the_others_along(gateway: Gateway, rank: int) -> None:
+def test_killed_rank_ends_the_others(gateway: Gateway, rank: int) -> None:
     expected = open_stream(gateway, "Tell me a story.", "two", max_tokens=60, ignore_eos=True)
     whole = expected.join().outcome
     stream = open_stream(gateway, "Tell me a story.", "two", max_tokens=60, ignore_eos=True)
@@ -168,7 +168,7 @@ def test_one_that_is_killed_takes_the_others_along(gateway: Gateway, rank: int) 
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_one_that_hangs_takes_the_others_along(gateway: Gateway, rank: int) -> None:
+def test_hanging_rank_ends_the_others(gateway: Gateway, rank: int) -> None:
     gateway.load("two")
     eventually(lambda: gateway.model("two")["state"] == "ready", START_S)
     pids = _pids(gateway, "two")
@@ -188,7 +188,7 @@ def test_they_stop_as_one(gateway: Gateway) -> None:
     assert (exit_["code"], exit_["reason"]) == (0, "stopped as asked")
 
 
-def test_what_cannot_be_split_says_so(gateway: Gateway) -> None:
+def test_model_that_cannot_be_split_is_refused(gateway: Gateway) -> None:
     answer = gateway.chat("Hello", "stages")
     assert answer.status_code == 503
     reason = 'mlx-lm can\'t split a qwen3 by "pipeline", but it can by "tensor".'
@@ -245,7 +245,7 @@ def test_an_upgrade_is_refused_and_nobody_notices(gateway: Gateway) -> None:
     assert gateway.say("Hello", "demo", max_tokens=5)
 
 
-def test_one_that_is_loaded_while_the_next_gateway_starts(gateway: Gateway, tmp_path: Path) -> None:
+def test_ranks_that_load_during_an_upgrade(gateway: Gateway, tmp_path: Path) -> None:
     gateway.order("unload", "two").raise_for_status()
     python, pid = tmp_path / "python", gateway.status()["pid"]
     python.write_text(

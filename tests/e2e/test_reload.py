@@ -102,7 +102,7 @@ def test_mistakes_change_nothing_and_are_all_said(start_gateway: Callable[..., G
     assert len(event["mistakes"]) == 3
 
 
-def test_who_writes_of_a_missing_model_is_told_and_one_missing_before_is_no_obstacle(
+def test_reload_names_a_newly_missing_model_and_allows_one_missing_before(
     start_gateway: Callable[..., Gateway], tmp_path: Path
 ) -> None:
     missing = f'[models.missing]\npath = "{tmp_path}/missing"\n'
@@ -117,7 +117,7 @@ def test_who_writes_of_a_missing_model_is_told_and_one_missing_before_is_no_obst
 
 
 @pytest.mark.slow
-def test_what_holds_at_once_and_what_waits_for_a_restart(
+def test_reload_separates_immediate_changes_from_those_of_a_restart(
     start_gateway: Callable[..., Gateway],
 ) -> None:
     running = start_gateway(models=(), config=_config(_model("a"), _model("b")))

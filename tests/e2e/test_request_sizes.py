@@ -54,13 +54,13 @@ def _asked(gateway: Gateway, stored_id: str, count: int) -> httpx.Response:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [4, 10, 10_000])
-def test_what_is_named_often_is_counted_often(gateway: Gateway, stored_id: str, count: int) -> None:
+def test_item_named_often_is_counted_often(gateway: Gateway, stored_id: str, count: int) -> None:
     """Four are more than a worker is told at once, and ten more than one request may become."""
     answer = _asked(gateway, stored_id, count)
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
 
 
-def test_what_is_named_once_is_a_prompt_like_others(gateway: Gateway, stored_id: str) -> None:
+def test_item_named_only_once_is_an_ordinary_prompt(gateway: Gateway, stored_id: str) -> None:
     answer = _asked(gateway, stored_id, 1)
     assert answer.json()["error"]["code"] == "context_length_exceeded"
     unknown = gateway.client.post(
@@ -86,7 +86,7 @@ def test_a_count_beyond_the_context_costs_no_worker(gateway: Gateway, pid: int) 
 
 
 @pytest.mark.slow
-def test_what_is_dropped_is_not_stored(gateway: Gateway, pid: int) -> None:
+def test_dropped_items_are_not_stored(gateway: Gateway, pid: int) -> None:
     turns = [{"role": "user", "content": "one two three " * 300}] * 100
     turns.append({"role": "user", "content": "Hi"})
     body: dict[str, Any] = {"model": "demo", "input": turns, "truncation": "auto"}
@@ -99,7 +99,7 @@ def test_what_is_dropped_is_not_stored(gateway: Gateway, pid: int) -> None:
 
 
 @pytest.mark.slow
-def test_who_leaves_is_counted_as_long_as_the_answer_is_made(
+def test_departed_client_counts_while_its_answer_is_made(
     start_gateway: Any, tmp_path: Path
 ) -> None:
     """Else a client that comes and goes would fill the gateway with prompts."""

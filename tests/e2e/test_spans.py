@@ -97,7 +97,7 @@ def test_a_request_is_a_span_with_its_phases(
 
 def test_nothing_of_it_is_imported_where_nobody_asks() -> None:
     code = (
-        "import sys; import gateway.server.server; from gateway.http.access_log import spans; "
+        "import sys; import gateway.server.server; from gateway.http.wire.access_log import spans; "
         "assert spans({}) is None; assert spans({'OTEL_SDK_DISABLED': 'true', "
         "'OTEL_EXPORTER_OTLP_ENDPOINT': 'http://x'}) is None; "
         "assert not [each for each in sys.modules if each.startswith('opentelemetry')]"
@@ -108,7 +108,7 @@ def test_nothing_of_it_is_imported_where_nobody_asks() -> None:
 def test_a_missing_extra_is_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from gateway.http.access_log import spans
+    from gateway.http.wire.access_log import spans
 
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     assert spans({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}) is None

@@ -109,7 +109,7 @@ def test_responses(gateway: Gateway, asked: dict[str, Any]) -> None:
             _check_response(event["response"])
 
 
-def test_what_was_not_asked_for_is_the_models_own(gateway: Gateway) -> None:
+def test_unrequested_choices_are_the_models_own(gateway: Gateway) -> None:
     """The demo model's files ask for greedy sampling; one that is queued can't know that yet."""
     body = {"model": "demo", "input": "Hi", "max_output_tokens": 1}
     whole = gateway.client.post("/v1/responses", json=body).json()

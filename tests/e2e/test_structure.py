@@ -54,7 +54,7 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", ASKED)
-def test_what_is_not_enforced_is_said(name: str, stream: bool, gateway: Gateway) -> None:
+def test_unenforced_schema_is_reported(name: str, stream: bool, gateway: Gateway) -> None:
     path, body = ASKED[name]
     answer = gateway.client.post(path, json={**body, "stream": stream})
     assert answer.status_code == 200, answer.text
@@ -64,7 +64,7 @@ def test_what_is_not_enforced_is_said(name: str, stream: bool, gateway: Gateway)
         assert json.loads(content)["a"] in ("x", "y")
 
 
-def test_what_is_enforced_says_nothing(gateway: Gateway) -> None:
+def test_enforced_schema_is_silent(gateway: Gateway) -> None:
     answer = gateway.chat("Hello", response_format={"type": "json_object"}, max_tokens=30)
     assert SAID not in answer.headers
 

@@ -116,7 +116,9 @@ class _Response(threading.Thread):
         return [each.removeprefix("event: ") for each in self.lines if each.startswith("event: ")]
 
 
-def test_nobody_notices(gateway: Gateway, undisturbed: list[tuple[object, ...]]) -> None:
+def test_upgrade_disturbs_no_client(
+    gateway: Gateway, undisturbed: list[tuple[object, ...]]
+) -> None:
     workers, pids = _workers(gateway), [gateway.status()["pid"]]
     events = len(gateway.events("ready"))
     idle = http.client.HTTPConnection(httpx.URL(gateway.url).host, httpx.URL(gateway.url).port)
@@ -152,7 +154,7 @@ def test_nobody_notices(gateway: Gateway, undisturbed: list[tuple[object, ...]])
     assert "gateway" not in below.cmdline()[:5]
 
 
-def test_one_that_crashes_at_its_start(
+def test_successor_that_crashes_at_its_start(
     gateway: Gateway, installation: Path, undisturbed: list[tuple[object, ...]]
 ) -> None:
     workers, pid = _workers(gateway), gateway.status()["pid"]
@@ -166,7 +168,7 @@ def test_one_that_crashes_at_its_start(
     assert (_workers(gateway), gateway.status()["pid"]) == (workers, pid)
 
 
-def test_one_that_speaks_a_newer_protocol(gateway: Gateway, installation: Path) -> None:
+def test_successor_that_speaks_a_newer_protocol(gateway: Gateway, installation: Path) -> None:
     workers, pid = _workers(gateway), gateway.status()["pid"]
     with _changed(
         installation / "protocol/answers.py",
@@ -186,7 +188,7 @@ def test_one_that_speaks_a_newer_protocol(gateway: Gateway, installation: Path) 
     assert (_workers(gateway), gateway.status()["pid"]) == (workers, pid)
 
 
-def test_one_that_is_no_program(gateway: Gateway, tmp_path: Path) -> None:
+def test_successor_that_is_no_program(gateway: Gateway, tmp_path: Path) -> None:
     ended = tmp_path / "python"
     ended.write_text("#!/bin/sh\necho no such thing >&2; exit 3\n", "utf-8")
     ended.chmod(0o755)
@@ -202,7 +204,7 @@ def test_one_that_is_no_program(gateway: Gateway, tmp_path: Path) -> None:
     assert "status 3: no such thing" in refused.stderr
 
 
-def test_one_that_dies_while_it_takes_over(
+def test_successor_that_dies_during_the_hand_over(
     gateway: Gateway, installation: Path, undisturbed: list[tuple[object, ...]]
 ) -> None:
     """Its workers die with it, those that it had: requests go on under the present gateway."""

@@ -258,7 +258,7 @@ class Hole:
 
 
 class TestSlow:
-    def test_one_that_lets_no_connection_in_makes_room_for_another(self) -> None:
+    def test_upstream_without_connections_makes_room_for_another(self) -> None:
         """Most likely before a look has found out."""
         with behind(models=("demo",)) as good, closing(Hole()) as hole:
             good.load()
@@ -275,7 +275,7 @@ class TestSlow:
                 first.stop()
 
     @pytest.mark.parametrize("lists", [True, False])
-    def test_what_is_asked_of_this_gateway_is_answered_meanwhile(self, lists: bool) -> None:
+    def test_own_routes_answer_during_an_upstreams_failure(self, lists: bool) -> None:
         """The upstream accepts connections, and answers nothing until it is told to."""
 
         async def run() -> None:

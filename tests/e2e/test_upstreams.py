@@ -370,7 +370,7 @@ class TestDeaths:
 
 class TestBadOnes:
     @pytest.mark.slow
-    def test_one_that_hangs_holds_nothing_up(self) -> None:
+    def test_hanging_upstream_delays_nothing(self) -> None:
         """It lists its models and never answers; others and own models do, and its clients are
         told after its time.
         """
@@ -405,7 +405,7 @@ class TestBadOnes:
 
         asyncio.run(run())
 
-    def test_one_that_is_not_there_is_said_at_once(self) -> None:
+    def test_missing_upstream_is_reported_at_once(self) -> None:
         gateway = Gateway(config=_table("gone", free_port()), models=())
         try:
             began = time.monotonic()

@@ -96,7 +96,7 @@ def test_the_first_request_of_the_wrong_kind_gets_the_same_answer(gateway: Gatew
         ),
     ],
 )
-def test_what_the_model_cannot_do_is_named(
+def test_missing_abilities_of_the_model_are_named(
     gateway: Gateway, fields: dict[str, object], param: str, code: str
 ) -> None:
     answer = gateway.client.post("/v1/embeddings", json={"model": "minilm", **fields})

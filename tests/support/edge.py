@@ -27,7 +27,7 @@ def shortened(
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         if not in_worker() and {{"serve", "agent"}} & set(sys.orig_argv):
             {limit}
-            from gateway.http import connection_limits as limits
+            from gateway.http.wire import connection_limits as limits
             for doing in limits.Doing:
                 if doing is not limits.Doing.SERVED:
                     limits._ALLOWED_S[doing] = {seconds}

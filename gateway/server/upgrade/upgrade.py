@@ -29,7 +29,7 @@ from typing import Final
 
 from gateway import VERSION
 from gateway.http.app import Parts
-from gateway.http.command_bodies import UpgradeAnswer
+from gateway.http.wire.command_bodies import UpgradeAnswer
 from gateway.requests import refusals
 from gateway.server.upgrade.departure import Departure
 from gateway.server.upgrade.handover import check_ranks, hand_over, undo, until_settled

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from gateway.http import remote_pictures as addresses
-from gateway.http.remote_pictures import is_public, may_call, own_networks
+from gateway.http.generation import remote_pictures as addresses
+from gateway.http.generation.remote_pictures import is_public, may_call, own_networks
 
 
 @pytest.mark.parametrize(

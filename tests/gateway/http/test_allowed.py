@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.http.bodies import allowed_values
-from gateway.http.chat import ChatBody
-from gateway.http.messages import MessagesBody
+from gateway.http.anthropic.messages import MessagesBody
+from gateway.http.openai.chat import ChatBody
+from gateway.http.wire.bodies import allowed_values
 
 
 @pytest.mark.parametrize(

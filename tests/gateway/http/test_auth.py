@@ -17,7 +17,8 @@ from starlette.responses import JSONResponse, StreamingResponse
 from gateway.access.api_key import KeyTerms
 from gateway.access.key_file import KeyFile, KeyFileError
 from gateway.access.keys import ApiKeys
-from gateway.http.access_log import (
+from gateway.http.app import ROUTES
+from gateway.http.wire.access_log import (
     AccessLog,
     Ended,
     HttpMeter,
@@ -25,10 +26,9 @@ from gateway.http.access_log import (
     note_usage,
     record_of,
 )
-from gateway.http.app import ROUTES
-from gateway.http.auth import AuthMiddleware, caller_of
-from gateway.http.finished import FinishedRequests
-from gateway.http.openapi import described
+from gateway.http.wire.auth import AuthMiddleware, caller_of
+from gateway.http.wire.finished import FinishedRequests
+from gateway.http.wire.openapi import described
 from gateway.system.state_dir import StateDir
 from gateway.system.tasks import Faults
 from protocol.answers import Usage

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from starlette.datastructures import Headers
 
-from gateway.http.auth import complaint, is_allowed
+from gateway.http.wire.auth import complaint, is_allowed
 
 
 def refused(host: str, *, addresses: bool = False, origin: str | None = None) -> bool:

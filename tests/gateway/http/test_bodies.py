@@ -10,7 +10,7 @@ from msgspec import Raw, Struct
 from starlette.requests import Request
 from starlette.types import Message
 
-from gateway.http import bodies
+from gateway.http.wire import bodies
 from gateway.requests.share import SHARE, ByteBudget, Share
 from gateway.system.refusal import Refusal
 

@@ -10,7 +10,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.completion_usage import CompletionTokensDetails
 
 from gateway.config.model_settings import ReasoningFields
-from gateway.http.chat_writer import ChatForm, ChatFormat
+from gateway.http.openai.chat_writer import ChatForm, ChatFormat
 from gateway.requests.choices import Choice
 from gateway.requests.request import AnswerPiece, Request, Terms
 from protocol.answers import (

@@ -18,9 +18,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from gateway.http.bodies import MAX_BODY_BYTES, read_body
-from gateway.http.compressed_bodies import CompressedBodies, zstd_module
-from gateway.http.errors import on_refusal
+from gateway.http.wire.bodies import MAX_BODY_BYTES, read_body
+from gateway.http.wire.compressed_bodies import CompressedBodies, zstd_module
+from gateway.http.wire.errors import on_refusal
 from gateway.requests.share import SHARE, ByteBudget, Share
 from gateway.system.refusal import Refusal
 

@@ -16,9 +16,9 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from gateway.http.connection import Connection
-from gateway.http.connection_limits import ConnectionLimiter
-from gateway.http.exchange import bound_unsent
+from gateway.http.wire.connection import Connection
+from gateway.http.wire.connection_limits import ConnectionLimiter
+from gateway.http.wire.exchange import bound_unsent
 
 UPGRADES = (
     # As Java's HttpClient and `curl --http2` send it.

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
-from gateway.http.access_log import request_id, unique
-from gateway.http.auth import complaint
-from gateway.http.connection_limits import (
+from gateway.http.wire.access_log import request_id, unique
+from gateway.http.wire.auth import complaint
+from gateway.http.wire.connection_limits import (
     BODY_BYTES_PER_S,
     BODY_S,
     HEAD_S,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.http.finished import (
+from gateway.http.wire.finished import (
     FinishedRequest,
     FinishedRequests,
     PhaseStatus,

@@ -16,8 +16,8 @@ from openai.types import (
     responses,
 )
 
-from gateway.http.form_parts import FormParts, boundary_of
-from gateway.http.passed_fields import check_query, set_model, unknown
+from gateway.http.passing.fields import check_query, set_model, unknown
+from gateway.http.passing.form_parts import FormParts, boundary_of
 from gateway.system.refusal import Refusal
 
 NO_NAME = b"Content-Disposition: form-data"

@@ -9,7 +9,7 @@ import pytest
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message
 
-from gateway.http.forms import Form, FormFiles
+from gateway.http.passing.forms import Form, FormFiles
 from gateway.requests.share import SHARE, ByteBudget, Share
 from gateway.system.refusal import Refusal
 from tests.gateway.http.test_form_parts import CHEAP, FILE, form

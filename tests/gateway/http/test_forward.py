@@ -12,12 +12,12 @@ import httpx
 import pytest
 import uvicorn
 
-from gateway.http.access_log import begin_record, record_of
-from gateway.http.answer import EVENTS, LINES, Framing
-from gateway.http.forward import Forwarded
-from gateway.http.passed_events import EventsWithoutUsage, WholeEvents
-from gateway.http.passed_headers import passed_back, passed_on
-from gateway.http.passed_usage import OllamaUsageReader, UsageReader
+from gateway.http.passing.events import EventsWithoutUsage, WholeEvents
+from gateway.http.passing.forward import Forwarded
+from gateway.http.passing.headers import passed_back, passed_on
+from gateway.http.passing.usage import OllamaUsageReader, UsageReader
+from gateway.http.wire.access_log import begin_record, record_of
+from gateway.http.wire.answer import EVENTS, LINES, Framing
 from gateway.system.http_client import HttpClient, Question, Server
 from gateway.system.refusal import Refusal
 from protocol.answers import Usage
@@ -212,7 +212,7 @@ async def test_nonsense_is_a_bad_gateway() -> None:
 
 
 async def test_a_stream_that_waits_begins_with_comments(monkeypatch) -> None:
-    monkeypatch.setattr("gateway.http.forward.REMINDER_S", 0.05)
+    monkeypatch.setattr("gateway.http.passing.forward.REMINDER_S", 0.05)
 
     async def answer(head, reader, writer) -> None:
         writer.write(whole(b"data: 1\n\n", EVENT_STREAM))
@@ -239,7 +239,7 @@ async def _after_comments(relay: Relay, url: str) -> str:
     ("status", "told"), [(b"400 Bad", "no such voice"), (b"200 OK", "streams no answer")]
 )
 async def test_another_answer_after_comments_is_an_event(monkeypatch, status, told) -> None:
-    monkeypatch.setattr("gateway.http.forward.REMINDER_S", 0.05)
+    monkeypatch.setattr("gateway.http.passing.forward.REMINDER_S", 0.05)
 
     async def answer(head, reader, writer) -> None:
         writer.write(whole(b"no such voice", status=status))

@@ -8,8 +8,8 @@ import tracemalloc
 import pytest
 from msgspec import Raw
 
-from gateway.http.completions import Input, parse_inputs
-from gateway.http.vectors import MOST_INPUTS
+from gateway.http.openai.completions import Input, parse_inputs
+from gateway.http.openai.vectors import MOST_INPUTS
 from gateway.system.refusal import Refusal
 from protocol.message import pack
 from protocol.requests import TextPrompt, TokenPrompt

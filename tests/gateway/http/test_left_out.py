@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.http.pictures import newest
+from gateway.http.generation.pictures import newest
 
 
 @pytest.mark.parametrize(

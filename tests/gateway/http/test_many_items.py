@@ -7,9 +7,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from gateway.http import ollama_bodies as ollama
-from gateway.http.responses_conversation import converse
-from gateway.http.responses_items import ItemBody
+from gateway.http.ollama import bodies as ollama
+from gateway.http.openai.responses_conversation import converse
+from gateway.http.openai.responses_items import ItemBody
 
 
 def _joins(call: Callable[[], object], separator: str) -> int:

@@ -9,15 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.http.messages import (
+from gateway.http.anthropic.bodies import AnthropicConversation, chat_messages, references, unread
+from gateway.http.anthropic.messages import (
     AnthropicToolChoice,
     ToolDefinition,
     callable_tools,
     deferred,
     foreign_types,
 )
-from gateway.http.messages_bodies import AnthropicConversation, chat_messages, references, unread
-from gateway.http.tools import FunctionBody
+from gateway.http.generation.tools import FunctionBody
 from gateway.system.refusal import Refusal
 
 IMAGE = {"type": "image", "source": {"type": "url", "url": "http://a.b/c.png"}}

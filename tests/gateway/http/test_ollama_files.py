@@ -11,7 +11,7 @@ import pytest
 from gateway.config.model import Model
 from gateway.config.model_folders import DEMO_FOLDER
 from gateway.config.model_settings import ModelSettings
-from gateway.http.ollama_models import ModelFileReader
+from gateway.http.ollama.models import ModelFileReader
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 

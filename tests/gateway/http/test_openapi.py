@@ -9,7 +9,7 @@ import pytest
 from openapi_spec_validator import validate
 
 from gateway.http.app import ROUTES
-from gateway.http.openapi import Described, described, make_document
+from gateway.http.wire.openapi import Described, described, make_document
 
 
 @pytest.fixture(scope="module")

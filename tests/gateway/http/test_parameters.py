@@ -21,13 +21,20 @@ from openai.types.chat.chat_completion_stream_options_param import ChatCompletio
 from openai.types.embedding_create_params import EmbeddingCreateParams
 from openai.types.responses.response_create_params import ResponseCreateParamsStreaming
 
-from gateway.http.chat import ChatBody, ChatMessageBody, ContentPart
-from gateway.http.completions import CompletionBody
-from gateway.http.generation import StreamOptions
-from gateway.http.ollama_bodies import GenerateBody, OllamaOptions
-from gateway.http.parameters import PARAMETERS, PLACES, Place, at, check_supported, printed
-from gateway.http.responses_bodies import ResponseBody
-from gateway.http.vectors import EmbeddingsBody, RerankBody
+from gateway.http.generation.generation import StreamOptions
+from gateway.http.generation.parameters import (
+    PARAMETERS,
+    PLACES,
+    Place,
+    at,
+    check_supported,
+    printed,
+)
+from gateway.http.ollama.bodies import GenerateBody, OllamaOptions
+from gateway.http.openai.chat import ChatBody, ChatMessageBody, ContentPart
+from gateway.http.openai.completions import CompletionBody
+from gateway.http.openai.responses_bodies import ResponseBody
+from gateway.http.openai.vectors import EmbeddingsBody, RerankBody
 from gateway.system.refusal import Refusal
 
 BODIES: dict[Place, type[msgspec.Struct]] = {

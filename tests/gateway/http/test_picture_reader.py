@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config.settings import GatewaySettings
-from gateway.http.pictures import PictureReader, Source
+from gateway.http.generation.pictures import PictureReader, Source
 from gateway.requests.share import ByteBudget, Share
 from gateway.system.refusal import Refusal
 from protocol.requests import MOST_PICTURE_BYTES, MOST_PICTURES

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.config.model import Model
 from gateway.config.model_settings import ModelSettings
-from gateway.http.chat import ChatBody, _generate
+from gateway.http.openai.chat import ChatBody, _generate
 from gateway.requests.choices import answers_to
 from gateway.requests.request import Terms
 from protocol.requests import Generate

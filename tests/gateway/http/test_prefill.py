@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.http.chat import ChatBody, ChatMessageBody, _goes_on
-from gateway.http.prefill import goes_on
+from gateway.http.generation.prefill import goes_on
+from gateway.http.openai.chat import ChatBody, ChatMessageBody, _goes_on
 from gateway.system.refusal import Refusal
 from protocol.requests import CalledTool, ChatMessage
 

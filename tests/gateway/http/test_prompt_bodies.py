@@ -11,9 +11,9 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from gateway.http.bodies import beside_the_loop
-from gateway.http.chat import ChatBody
-from gateway.http.completions import CompletionBody, parse_inputs
+from gateway.http.openai.chat import ChatBody
+from gateway.http.openai.completions import CompletionBody, parse_inputs
+from gateway.http.wire.bodies import beside_the_loop
 from gateway.system.refusal import Refusal
 from protocol.message import pack
 from protocol.requests import (

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.routing import Match
 
 from gateway.http.app import ROUTES
-from gateway.http.bodies import read_flag, read_limit, reads_newest_first
+from gateway.http.wire.bodies import read_flag, read_limit, reads_newest_first
 from gateway.system.refusal import Refusal
 
 

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.http import remote_pictures as remote
-from gateway.http.errors import PictureError
-from gateway.http.remote_pictures import Remote
+from gateway.http.generation import remote_pictures as remote
+from gateway.http.generation.remote_pictures import Remote
+from gateway.http.wire.errors import PictureError
 from tests.support.pictures import RED, png
 
 MOST_BYTES = 1 << 20

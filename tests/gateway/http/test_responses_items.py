@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.http.parameters import check_supported
-from gateway.http.responses_bodies import ResponseBody, check_body, tools
-from gateway.http.responses_conversation import RenderedItems, converse
-from gateway.http.responses_input import places_after, possible_cuts
-from gateway.http.responses_items import (
+from gateway.http.generation.parameters import check_supported
+from gateway.http.openai.responses_bodies import ResponseBody, check_body, tools
+from gateway.http.openai.responses_conversation import RenderedItems, converse
+from gateway.http.openai.responses_input import places_after, possible_cuts
+from gateway.http.openai.responses_items import (
     ItemBody,
     decode_items,
     encode_items,

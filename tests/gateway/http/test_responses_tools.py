@@ -13,10 +13,15 @@ from hypothesis import strategies as st
 from openai.types.responses import Tool
 from pydantic import TypeAdapter
 
-from gateway.http.responses_bodies import ResponseBody, tools
-from gateway.http.responses_conversation import RenderedItems, converse
-from gateway.http.responses_items import ItemBody, picture_sources, sealed, without_superseded
-from gateway.http.responses_objects import WrittenInput, action_of, arguments_of, shown_tools
+from gateway.http.openai.responses_bodies import ResponseBody, tools
+from gateway.http.openai.responses_conversation import RenderedItems, converse
+from gateway.http.openai.responses_items import (
+    ItemBody,
+    picture_sources,
+    sealed,
+    without_superseded,
+)
+from gateway.http.openai.responses_objects import WrittenInput, action_of, arguments_of, shown_tools
 from gateway.system.refusal import Refusal
 from protocol.requests import CalledTool, ChatMessage, Picture
 

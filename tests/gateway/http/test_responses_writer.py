@@ -12,11 +12,11 @@ from msgspec import Raw
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from gateway.http.answer import DONE
-from gateway.http.responses import ResponseFamily
-from gateway.http.responses_items import CallMeaning
-from gateway.http.responses_objects import ResponseObject
-from gateway.http.responses_writer import ResponseForm, ResponseFormat
+from gateway.http.openai.responses import ResponseFamily
+from gateway.http.openai.responses_items import CallMeaning
+from gateway.http.openai.responses_objects import ResponseObject
+from gateway.http.openai.responses_writer import ResponseForm, ResponseFormat
+from gateway.http.wire.answer import DONE
 from gateway.requests.choices import Choice
 from gateway.requests.request import AnswerPiece, Request, Terms
 from gateway.system.refusal import Refusal

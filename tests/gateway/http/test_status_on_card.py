@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.http.status import _memory_status
+from gateway.http.operator.status import _memory_status
 from gateway.memory.ledger import Claim, Ledger
 from gateway.system.memory import HostMemory
 from gateway.system.memory_reading import CardMemory, Footprint

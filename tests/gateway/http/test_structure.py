@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.http.completions import CompletionBody
-from gateway.http.generation import constraint_of
-from gateway.http.responses_bodies import ResponseBody
+from gateway.http.generation.generation import constraint_of
+from gateway.http.openai.completions import CompletionBody
+from gateway.http.openai.responses_bodies import ResponseBody
 from gateway.system.refusal import Refusal
 from protocol.requests import Constraint
 

@@ -13,16 +13,16 @@ from starlette.requests import Request
 
 from gateway.config.model import Model
 from gateway.config.model_settings import ModelSettings
-from gateway.http.bodies import read_json
-from gateway.http.chat import ChatBody, chat_messages
-from gateway.http.completions import CompletionBody, parse_inputs
-from gateway.http.generation import check_generation, generate_message
-from gateway.http.messages import MessagesBody
-from gateway.http.ollama_bodies import OllamaOptions, generation
-from gateway.http.responses_bodies import ResponseBody, check_body
-from gateway.http.responses_bodies import tools as tools_of_response
-from gateway.http.responses_conversation import RenderedItems
-from gateway.http.tools import replaced, tools_of
+from gateway.http.anthropic.messages import MessagesBody
+from gateway.http.generation.generation import check_generation, generate_message
+from gateway.http.generation.tools import replaced, tools_of
+from gateway.http.ollama.bodies import OllamaOptions, generation
+from gateway.http.openai.chat import ChatBody, chat_messages
+from gateway.http.openai.completions import CompletionBody, parse_inputs
+from gateway.http.openai.responses_bodies import ResponseBody, check_body
+from gateway.http.openai.responses_bodies import tools as tools_of_response
+from gateway.http.openai.responses_conversation import RenderedItems
+from gateway.http.wire.bodies import read_json
 from gateway.requests.share import SHARE, ByteBudget, Share
 from gateway.system.refusal import Refusal
 from protocol.requests import TextPrompt, Tools

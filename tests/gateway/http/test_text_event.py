@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.http.answer import TextEvents
+from gateway.http.wire.answer import TextEvents
 
 
 @pytest.mark.parametrize("text", ["", "plain", '"quoted" \\ and\nbroken', "\u2028 \x00 \U0001f600"])

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.http.chat import ChatBody
-from gateway.http.tools import tools_of
+from gateway.http.generation.tools import tools_of
+from gateway.http.openai.chat import ChatBody
 from gateway.system.refusal import Refusal
 from protocol.requests import Tools
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from gateway.config.machine_rules import _check_heads
-from gateway.http.ollama_models import _read
+from gateway.http.ollama.models import _read
 from gateway.library.catalogue import catalogue, look_up, put_aside, remove, with_configured
 from gateway.library.description import Description, describe
 from gateway.library.finder import Finder

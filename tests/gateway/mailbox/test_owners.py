@@ -17,11 +17,10 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.access.caller import Caller
 from gateway.config.settings import Settings
-from gateway.http import kept
-from gateway.http import responses as responses
-from gateway.http.access_log import Record
-from gateway.http.errors import on_refusal
-from gateway.http.responses import ResponseFamily
+from gateway.http.openai import kept, responses
+from gateway.http.openai.responses import ResponseFamily
+from gateway.http.wire.access_log import Record
+from gateway.http.wire.errors import on_refusal
 from gateway.mailbox.entry import AnswerOutcome, Api, MailboxEntry
 from gateway.mailbox.mailbox import Mailbox
 from gateway.requests.share import SHARE, ByteBudget, Share

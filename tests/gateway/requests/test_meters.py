@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from gateway.http.access_log import Ended, HttpMeter
+from gateway.http.wire.access_log import Ended, HttpMeter
 from gateway.requests.use import ModelMeter, Timing
 from gateway.system.tasks import Histogram, LoopLag, Tasks
 

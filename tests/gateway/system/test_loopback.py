@@ -9,8 +9,8 @@ from starlette.datastructures import Headers
 
 from gateway.config.machine_rules import exposed
 from gateway.config.settings import GatewaySettings
-from gateway.http.auth import complaint
-from gateway.http.connection_limits import network_of
+from gateway.http.wire.auth import complaint
+from gateway.http.wire.connection_limits import network_of
 from gateway.system.notation import is_loopback
 
 NETWORK = IPv4Network("127.0.0.0/8")

@@ -1,0 +1,1 @@
+"""The routes of operators, of the page and of monitors."""

@@ -1,0 +1,1 @@
+"""Requests that go on to another server: of a command, or an upstream."""

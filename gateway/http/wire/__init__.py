@@ -1,0 +1,1 @@
+"""A client's connection: its bounds, its caller, its bodies, answers and records."""
