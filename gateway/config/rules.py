@@ -51,7 +51,7 @@ _STEERING: Final = ("Cc", "Cs", "Zl", "Zp")
 
 
 def complaints(settings: Settings) -> Iterator[Complaint]:
-    """Mistakes in values that have the right type and keep their bounds."""
+    """Mistakes in values that have the right type and are within their bounds."""
     yield from _host(settings)
     yield from _state_dir(settings)
     yield from _visitors(settings)
