@@ -83,8 +83,8 @@ class Logprobs(Part, frozen=True, tag="p"):
     @property
     def size(self) -> int:
         return 1 + sum(
-            1 + len(each.text) + sum(1 + len(other.text) for other in each.top)
-            for each in self.tokens
+            1 + len(token.text) + sum(1 + len(other.text) for other in token.top)
+            for token in self.tokens
         )
 
 
@@ -118,7 +118,7 @@ def merged(parts: Iterable[AnswerPart]) -> list[AnswerPart]:
     parts = list(parts)
     if len(parts) == 1:
         return parts
-    texts = [each.text for each in parts if isinstance(each, Text)]
+    texts = [part.text for part in parts if isinstance(part, Text)]
     if texts and len(texts) == len(parts):
         # The loop would give the same result in three times the time, and runs for every token.
         return [Text("".join(texts))]

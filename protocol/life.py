@@ -135,10 +135,10 @@ class Load(Message, frozen=True, tag="load"):
     The process holds `beside_bytes` beside MLX's account: its footprint before the load. A step
     takes `working_bytes`, and `working_token_bytes` more for each token of its longest sequence.
     The `bound` may have room for fewer tokens than were configured. With `wire` the weights are
-    kept from being paged out, if the system can do so. With `pictures` the model looks at pictures.
+    not paged out, if the system can do so. With `pictures` the model looks at pictures.
 
     A chunk of a prompt may hold up running streams for `stall_s` beside the time of one step.
-    Without `prompt_cache` prompts are kept only in memory. Stored prompts belong to `model_id`.
+    Without `prompt_cache` prompts are cached only in memory. Stored prompts belong to `model_id`.
     With `kv_bits` caches of sequences are quantized. The adapter and the draft model are folders.
     With `guesses` a step may check guessed tokens, and make several tokens of a sequence. The draft
     model, or else the model's own head, guesses `draft_tokens` tokens at a time.
@@ -233,7 +233,7 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
 
 
 class ClearPromptCache(Message, frozen=True, tag="clear-prompt-cache"):
-    """Drop all kept prompts from memory; answered by `PromptCacheCleared`."""
+    """Drop all cached prompts from memory; answered by `PromptCacheCleared`."""
 
 
 class PromptCacheCleared(Message, frozen=True, tag="prompt-cache-cleared"):
@@ -295,7 +295,7 @@ def peak_share(layers: int) -> float:
 
 # A draft model, or a model's own head, knows at most so many of the last tokens of a sequence.
 DRAFT_TOKENS: Final = 2048
-# A model's states are kept for its own head, of at most so many of the last tokens of a sequence.
+# For a model's own head, the states of at most so many of the last tokens of a sequence are stored.
 STATE_TOKENS: Final = 64
 LARGEST_CHUNK_TOKENS: Final = 2048
 # Longer chunks are no faster on a CPU. And attention on a CPU stores a score for every pair of a

@@ -43,11 +43,7 @@ def pack(token_ids: Iterable[int]) -> bytes:
 
 
 def unpack(packed: bytes) -> list[int]:
-    """The reverse of `pack`.
-
-    Raises:
-        ValueError: the length is not a multiple of four.
-    """
+    """The reverse of `pack`. Raises: ValueError: the length is not a multiple of four."""
     words = array("I")
     words.frombytes(packed)
     return _little_endian(words).tolist()

@@ -165,12 +165,12 @@ def read_header(path: Path) -> Header:
     """The header of a safetensors file. Raises as `read_header_text`."""
     text = read_header_text(path)
     try:
-        found = _parsed(text)
+        entries = _parsed(text)
     except ValueError as error:
         raise ValueError(f"{path.name} is damaged in its header: pull the model again") from error
-    found.pop("__metadata__", None)
-    tensors = {name: _tensor(path, name, entry) for name, entry in found.items()}
-    end = max((each.end for each in tensors.values()), default=0)
+    entries.pop("__metadata__", None)
+    tensors = {name: _tensor(path, name, entry) for name, entry in entries.items()}
+    end = max((tensor.end for tensor in tensors.values()), default=0)
     return Header(tensors, _LENGTH_BYTES + len(text) + end)
 
 
@@ -181,12 +181,12 @@ def _tensor(path: Path, name: str, entry: Any) -> Tensor:
             "shape": [*shape],
             "data_offsets": [int() as begin, int() as end],
         }:
-            sizes = tuple(each for each in shape if isinstance(each, int) and each >= 0)
+            sizes = tuple(size for size in shape if isinstance(size, int) and size >= 0)
             if (
                 len(sizes) == len(shape) <= 16
                 and 0 <= begin <= end <= _LARGEST_TENSOR_BYTES
                 # An element of any type has at least one bit.
-                and all(each <= _LARGEST_TENSOR_BYTES for each in sizes)
+                and all(size <= _LARGEST_TENSOR_BYTES for size in sizes)
                 and prod(sizes) <= 8 * (end - begin)
             ):
                 return Tensor(dtype, sizes, begin, end)
@@ -214,14 +214,14 @@ def _parsed(text: bytes) -> dict[str, Any]:
     if sum(map(text.count, (b",", b"[", b"{"))) > _MOST_VALUES:
         raise ValueError(f"has more than {_MOST_VALUES:,} values")
     try:
-        found = json.loads(text.decode())
+        parsed = json.loads(text.decode())
     except RecursionError as error:
         raise ValueError("is nested too deeply") from error
     except ValueError as error:
         raise ValueError(f"is no JSON ({error})") from error
-    if not isinstance(found, dict):
+    if not isinstance(parsed, dict):
         raise ValueError("has no JSON object")
-    return found
+    return parsed
 
 
 def _read(path: Path, begin: int, most_bytes: int, *, whole: bool = True) -> bytes:

@@ -99,15 +99,15 @@ def _chosen(names: Iterable[str], is_sound: Callable[[str], bool]) -> list[_Set]
 
 
 def _sets(names: Iterable[str]) -> list[_Set]:
-    found: dict[tuple[str, str], _Set] = {}
+    sets: dict[tuple[str, str], _Set] = {}
     for name in sorted(names):
         if match := _SHARD.fullmatch(name):
             begin, number, total = match.groups()
-            shards = found.setdefault((begin, total), _Set(begin, len(number), total, {}))
+            shards = sets.setdefault((begin, total), _Set(begin, len(number), total, {}))
             shards.names[int(number)] = name
         elif _WEIGHTS.fullmatch(name):
-            found[name, ""] = _Set(name.removesuffix(".safetensors"), 0, "1", {1: name})
-    return list(found.values())
+            sets[name, ""] = _Set(name.removesuffix(".safetensors"), 0, "1", {1: name})
+    return list(sets.values())
 
 
 def check_names(names: Collection[str]) -> None:
@@ -129,7 +129,7 @@ def _check_sets(chosen: list[_Set], names: Collection[str]) -> None:
 
 
 def _part_of(name: str, names: Iterable[str]) -> str:
-    """What is said of the unfinished download of a file: a file of its name, and some more."""
+    """The message for the unfinished download of a file: a file of its name and some more."""
     alike = (other for other in names if name in other and ".safetensors." in other)
     parts = (other for other in alike if not other.startswith("._") and not other.endswith(".json"))
     part = min(parts, default=None)
@@ -193,17 +193,17 @@ def check_folder(folder: Path, *, pictures: bool = False) -> None:
 
 
 def _or_delete(name: str, chosen: list[_Set]) -> str:
-    """What is said besides of a faulty file if other weights beside the main ones are complete."""
+    """The further message for a faulty file if other weights beside the main ones are complete."""
     if len(chosen) == 1 or name not in chosen[0].names.values():
         return ""
     return f", or delete {name} if {chosen[1].label} is the whole model"
 
 
 def _other_format(names: Collection[str]) -> str | None:
-    """What is said of a folder that has weights for other programs alone."""
+    """The message for a folder that has weights for other programs alone."""
     for suffix, what, else_ in _OTHERS:
-        found = [name for name in names if name.endswith(suffix)]
-        if name := min((name for name in found if name != "training_args.bin"), default=None):
+        others = [name for name in names if name.endswith(suffix)]
+        if name := min((name for name in others if name != "training_args.bin"), default=None):
             return (
                 f"its weights ({name}) are {what}: take a conversion for MLX, which `bulkhead "
                 f"search` finds{else_}"
@@ -295,12 +295,12 @@ def templates_of(folder: Path) -> Templates:
     """
     more = sorted((folder / "additional_chat_templates").glob("[!.]*.jinja"))
     files = [("default", folder / "chat_template.jinja"), *((path.stem, path) for path in more)]
-    found = {name: _text(path) for name, path in files if path.is_file()}
-    if found:
-        return Templates(found)
+    templates = {name: _text(path) for name, path in files if path.is_file()}
+    if templates:
+        return Templates(templates)
     for name in ("tokenizer_config.json", "chat_template.json", "processor_config.json"):
-        if found := _named(_table(folder / name).get("chat_template")):
-            return Templates(found, of_processor=name != "tokenizer_config.json")
+        if templates := _named(_table(folder / name).get("chat_template")):
+            return Templates(templates, of_processor=name != "tokenizer_config.json")
     return Templates({})
 
 

@@ -47,17 +47,17 @@ class CommandProcesses:
         self._sessions: set[int] = set()
 
     def below(self) -> list[psutil.Process]:
-        """Those below the guard."""
-        found = below(self._guard_pid)
-        self._sessions |= _sessions(found) - {_session(self._guard_pid)}
-        return found
+        """The living processes below the guard."""
+        processes = below(self._guard_pid)
+        self._sessions |= _sessions(processes) - {_session(self._guard_pid)}
+        return processes
 
     def all(self) -> list[psutil.Process]:
-        """All of them. Blocks for some ten milliseconds."""
+        """All processes of the command. Blocks for some ten milliseconds."""
         children = self.below()
         others = marked(self._mark, self._sessions)
         self._sessions = _sessions(others)
-        return list({each.pid: each for each in (*others, *children)}.values())
+        return list({process.pid: process for process in (*others, *children)}.values())
 
     def kill(self, seconds: float) -> bool:
         """As `kill_marked`, also by the sessions that were seen. The guard has ended."""
@@ -76,7 +76,7 @@ def marked(mark: str, sessions: Collection[int] = ()) -> list[psutil.Process]:
 
 def _sessions(processes: Iterable[psutil.Process]) -> set[int]:
     """The sessions of these processes, without that of the calling process."""
-    return {_session(each.pid) for each in processes} - {_session(0), _NO_SESSION}
+    return {_session(process.pid) for process in processes} - {_session(0), _NO_SESSION}
 
 
 def _session(pid: int) -> int:
@@ -94,7 +94,7 @@ def _mark_of(process: psutil.Process) -> str | None:
 
 
 def _living(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
-    return [each for each in processes if is_living(each)]
+    return [process for process in processes if is_living(process)]
 
 
 def is_living(process: psutil.Process) -> bool:
@@ -116,10 +116,10 @@ def listens(process: psutil.Process, port: int) -> bool:
 
 def send(processes: Iterable[psutil.Process], *signals: signal.Signals) -> None:
     """Send the signals to each of these processes, as long as it lives."""
-    for each in processes:
+    for process in processes:
         for number in signals:
             with contextlib.suppress(psutil.Error):
-                each.send_signal(number)
+                process.send_signal(number)
 
 
 def kill_marked(mark: str, seconds: float, sessions: Collection[int] = ()) -> bool:
@@ -127,8 +127,8 @@ def kill_marked(mark: str, seconds: float, sessions: Collection[int] = ()) -> bo
     there are none, and returns True, or until `seconds` have passed.
     """
     deadline = time.monotonic() + seconds
-    while found := marked(mark, sessions):
-        send(found, signal.SIGKILL)
+    while processes := marked(mark, sessions):
+        send(processes, signal.SIGKILL)
         if time.monotonic() >= deadline:
             return False
         time.sleep(_LOOK_S)
@@ -141,6 +141,6 @@ def held_bytes(processes: Iterable[psutil.Process]) -> int:
 
 
 def _resident(processes: Iterable[psutil.Process]) -> Iterator[int]:
-    for each in processes:
+    for process in processes:
         with contextlib.suppress(psutil.Error):
-            yield each.memory_info().rss
+            yield process.memory_info().rss

@@ -65,7 +65,7 @@ class ChatPrompt(Struct, frozen=True, tag="chat", tag_field="kind"):
     @property
     def pictures(self) -> tuple[Picture, ...]:
         """The pictures of all messages, in order."""
-        return tuple(picture for each in self.messages for picture in each.pictures)
+        return tuple(picture for message in self.messages for picture in message.pictures)
 
 
 class TextPrompt(Struct, frozen=True, tag="text", tag_field="kind"):
@@ -174,7 +174,7 @@ class Generate(Message, frozen=True, tag="generate"):
     """Run one request, or go on with one that an earlier worker began.
 
     `max_tokens` None: the answer may go on to the end of the context. 0: only the prompt is
-    computed, with its `prompt_logprobs`, and kept in the prompt cache. Clients can't know the
+    computed, with its `prompt_logprobs`, and stored in the prompt cache. Clients can't know the
     context, so an answer also ends at the end of the context if `max_tokens` is higher. With
     `counts` nothing is computed: only the prompt's tokens are counted, even if the context is
     shorter.

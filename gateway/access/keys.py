@@ -14,14 +14,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from gateway.access.api_key import (
-    ApiKey,
-    HeldKey,
-    KeyChange,
-    KeyRing,
-    KeyTerms,
-    name_of_owner,
-)
+from gateway.access.api_key import ApiKey, HeldKey, KeyChange, KeyRing, KeyTerms, name_of_owner
 from gateway.access.caller import ADMIN
 from gateway.access.key_file import KeyFile, KeyFileError, Signature, ensured_admin_key
 from gateway.access.limits import Accounts, Book, Counts, KeyLimits, Seat

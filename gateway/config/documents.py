@@ -53,7 +53,7 @@ def _lines() -> Iterator[str]:
             left_out = ("command", *COMMAND_KEYS)
             yield from (_NAMES[section], *_keys(section, without=left_out))
             yield from ("", *_comment("A model that is a command: docs/commands.md"))
-            of_workers = (each for each in keys_of(section) if each not in left_out)
+            of_workers = (name for name in keys_of(section) if name not in left_out)
             yield from _commented((_COMMAND, *_keys(section, without=tuple(of_workers))))
             continue
         lines = (_NAMES.get(section, heading), *_keys(section))
@@ -61,7 +61,7 @@ def _lines() -> Iterator[str]:
 
 
 def _commented(lines: Iterable[str]) -> Iterator[str]:
-    yield from (each if each.startswith("#") or not each else f"# {each}" for each in lines)
+    yield from (line if line.startswith("#") or not line else f"# {line}" for line in lines)
 
 
 def _keys(section: type[Section], without: tuple[str, ...] = ()) -> Iterator[str]:
@@ -117,14 +117,14 @@ def schema() -> dict[str, Any]:
 def _as_toml(schema: Any) -> Any:
     """`schema` with the values that TOML has: no null, and text as well as numbers for times."""
     match schema:
-        case {"anyOf": [only, {"type": "null"}], **said}:
-            said.pop("default", None)
-            return {**_as_toml(only), **said}
+        case {"anyOf": [only, {"type": "null"}], **details}:
+            details.pop("default", None)
+            return {**_as_toml(only), **details}
         # Of all numbers only times are described.
-        case {"type": "number", "description": _, **said}:
+        case {"type": "number", "description": _, **details}:
             return {**schema, "type": ["number", "string"], "pattern": TIME_PATTERN}
         case dict():
-            return {name: _as_toml(each) for name, each in schema.items()}
+            return {name: _as_toml(inner) for name, inner in schema.items()}
         case list():
             return list(map(_as_toml, schema))
         case _:
@@ -148,8 +148,8 @@ def _row(definition: KeyDefinition) -> str:
         default = "must be given"
     elif definition.default is not None:
         default = f"`{default}`"
-    taken = "needs a restart" if key.restart else "takes it"
-    cells = (f"`{definition.name}`", default, key.about, key.expected, taken)
+    reload = "needs a restart" if key.restart else "takes it"
+    cells = (f"`{definition.name}`", default, key.about, key.expected, reload)
     return f"| {' | '.join(cells)} |"
 
 

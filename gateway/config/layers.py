@@ -89,18 +89,18 @@ def unexpected(expected: str, value: object) -> str:
     return f"expected {expected}, not {_shown(value)}"
 
 
-def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """The message for the unknown name of a "table" or a "key", as `what` says. The message names
-    the likeliest known name, or all known names.
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """The message for an unknown name, whose `kind` is "table" or "key". The message has the
+    likeliest known name, or all known names.
     """
     if name in _HOMES:
         return f"unknown here; it is a key of {_HOMES[name]}"
-    part_of = (each for each in known if name in each.split("_"))
-    if found := nearest(name, known) or next(part_of, None):
-        return f"unknown {what}; did you mean {found}?"
-    if found := nearest(name, _HOMES):
-        return f"unknown {what}; did you mean {found} in {_HOMES[found]}?"
-    return f"unknown {what}; known are {', '.join(known)}"
+    part_of = (other for other in known if name in other.split("_"))
+    if meant := nearest(name, known) or next(part_of, None):
+        return f"unknown {kind}; did you mean {meant}?"
+    if meant := nearest(name, _HOMES):
+        return f"unknown {kind}; did you mean {meant} in {_HOMES[meant]}?"
+    return f"unknown {kind}; known are {', '.join(known)}"
 
 
 def _shown(value: object) -> str:
@@ -151,13 +151,14 @@ class Layers:
         variable = ValueSource("environment", "BULKHEAD_STATE_DIR")
         self._overlay(variable, "gateway", "state_dir", environment.get(variable.name) or None)
         flagged_dir = None if flags.state_dir is None else str(flags.state_dir)
-        self._overlay(ValueSource("flag", "--state-dir"), "gateway", "state_dir", flagged_dir)
-        self._overlay(ValueSource("flag", "--host"), "gateway", "host", flags.host)
-        self._overlay(ValueSource("flag", "--port"), "gateway", "port", flags.port)
-        self._overlay(
-            ValueSource("flag", "--memory-budget"), "memory", "budget", flags.memory_budget
-        )
-        self._overlay(ValueSource("flag", "--spare"), "workers", "spare", flags.spare)
+        for name, table, key, value in (
+            ("--state-dir", "gateway", "state_dir", flagged_dir),
+            ("--host", "gateway", "host", flags.host),
+            ("--port", "gateway", "port", flags.port),
+            ("--memory-budget", "memory", "budget", flags.memory_budget),
+            ("--spare", "workers", "spare", flags.spare),
+        ):
+            self._overlay(ValueSource("flag", name), table, key, value)
         for text in flags.models:
             self._add_model(text)
 

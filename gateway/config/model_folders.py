@@ -140,12 +140,12 @@ def check_allowed(located: str, allowed: Iterable[str]) -> None:
     """
     if not allowed:
         return
-    for each in allowed:
-        folder = expand_home(each)
+    for pattern in allowed:
+        folder = expand_home(pattern)
         if folder.is_absolute():
             if Path(located).is_absolute() and Path(located).is_relative_to(folder.resolve()):
                 return
-        elif fnmatchcase(located, each):
+        elif fnmatchcase(located, pattern):
             return
     raise ValueError(f"{located} is not allowed: gateway.allow has {', '.join(allowed)}.")
 
@@ -217,19 +217,21 @@ def find_program(name: str, folder: str | None) -> str:
     Raises:
         NotThereError: there is no such program, or it may not be run, or there is no such folder.
     """
-    at = expand_home(folder or "~")
+    working_folder = expand_home(folder or "~")
     if os.sep in name:
-        found = shutil.which(str(at / expand_home(name)))
+        program = shutil.which(str(working_folder / expand_home(name)))
     else:
         beside = str(Path(sys.executable).parent)
-        found = shutil.which(name) or shutil.which(name, path=beside)
-    if found is None:
+        program = shutil.which(name) or shutil.which(name, path=beside)
+    if program is None:
         raise NotThereError(
             f"There is no program {name} that may be run: name its path, or install it.", name
         )
-    if not at.is_dir():
-        raise NotThereError(f"There is no folder {at} for the program to work in.", found)
-    return found
+    if not working_folder.is_dir():
+        raise NotThereError(
+            f"There is no folder {working_folder} for the program to work in.", program
+        )
+    return program
 
 
 def find_pictures(path: str) -> str:

@@ -71,7 +71,7 @@ class SamplingSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 
 class ModelSettings(Section, frozen=True):
-    """A model; the table's name is its id."""
+    """A model. The table's name is the model's id."""
 
     path: Annotated[
         Text,
@@ -84,24 +84,28 @@ class ModelSettings(Section, frozen=True):
     ]
     aliases: Annotated[tuple[Text, ...], texts("Other names that requests may use.", "names")] = ()
     pinned: Annotated[
-        bool, switch("Never unloaded for another; after a death or a kill it starts again.")
+        bool, switch("Never unloaded for another model, and started again after a death or a kill.")
     ] = False
     preload: Annotated[bool, switch("Loaded when the gateway starts.")] = False
-    on_request: Annotated[bool, switch("Requests load it; false: only an operator does.")] = True
+    on_request: Annotated[
+        bool, switch("Requests load the model. false: only an operator does.")
+    ] = True
     ttl_s: Annotated[
-        float, time("Unloaded after so long without a request; 0: never.", zero="never")
+        float, time("Unloaded after so long without a request. 0: never.", zero="never")
     ] = 0.0
-    priority: Annotated[int, whole("Models with a higher one get memory first.", -1000, 1000)] = 0
+    priority: Annotated[
+        int, whole("Models with a higher priority get memory first.", -1000, 1000)
+    ] = 0
     max_concurrency: Annotated[
         Count | None,
         count(
-            "Sequences in the batch; more wait.",
+            "Sequences in the batch. Further sequences wait.",
             example=32,
             unset="as many as make the batch faster",
         ),
     ] = None
     context_tokens: Annotated[
-        int, whole("The longest prompt + answer; the model's own limit may be lower.", 1)
+        int, whole("The longest prompt + answer. The model's own limit may be lower.", 1)
     ] = 32768
     kv_bits: Annotated[
         Literal[4, 8] | None,
@@ -140,8 +144,7 @@ class ModelSettings(Section, frozen=True):
         bool, switch("Several tokens a step where that is faster; the text is the same.")
     ] = True
     pictures: Annotated[
-        bool,
-        switch("The model looks at pictures. That needs mlx-vlm (the extra vision)."),
+        bool, switch("The model looks at pictures. That needs mlx-vlm (the extra vision).")
     ] = False
     local: Annotated[
         int,
@@ -238,7 +241,7 @@ class ModelSettings(Section, frozen=True):
     ] = ()
     environment: Annotated[
         dict[str, Text],
-        variables("Variables for the command. Of the gateway's own it gets no key and no secret."),
+        variables("Variables for the command. It gets none of the gateway's keys and secrets."),
     ] = field(default_factory=dict)
     folder: Annotated[
         Text | None,
@@ -252,8 +255,8 @@ class ModelSettings(Section, frozen=True):
     health: Annotated[
         Text | None,
         text(
-            "The path at which the command's server answers with 200 once it is ready. While it "
-            "lives, it answers there with anything.",
+            "The path at which the command's server answers with 200 once it is ready. Later any "
+            "answer at this path shows that the server lives.",
             "a path, as /health",
             example="/health",
             unset="/, where any answer will do",
@@ -262,7 +265,7 @@ class ModelSettings(Section, frozen=True):
     name: Annotated[
         Text | None,
         text(
-            "The model's name at the command's server, which gets it in place of the name here.",
+            "The model's name at the command's server. Requests to that server have this name.",
             "a name",
             example="default_model",
             unset="the model's id",
@@ -271,32 +274,31 @@ class ModelSettings(Section, frozen=True):
     paths: Annotated[
         tuple[Text, ...],
         texts(
-            "Other paths of the command's server, each with all below it, that are passed on at "
-            "/servers/ID. Those of OpenAI's API are passed on anyway.",
+            "Other paths of the command's server, which can be reached below /servers/ID, with all "
+            "paths below them. The paths of OpenAI's API need no entry.",
             "paths, as /system_stats",
         ),
     ] = ()
     fields: Annotated[
         tuple[Text, ...],
         texts(
-            "Fields of requests that the command's server gets of every caller, beside those that "
-            "this gateway knows. Operators may send any.",
+            "Further fields of requests, which the command's server gets from every caller. "
+            "Operators may send any field.",
             "names of fields, as voice_clone",
         ),
     ] = ()
     silence_s: Annotated[
         float,
         time(
-            "An answer of the command's server may be silent for so long, and so may the server "
-            "while it answers.",
+            "The longest silence of the command's server, before or within an answer.",
             1.0,
         ),
     ] = 600.0
     memory: Annotated[
         Size | None,
         byte_size(
-            "The memory to ask for before the command starts; else as an earlier run has held, and "
-            "by the size of the files until a run has held more than that.",
+            "The memory to reserve before the command starts. Without this key, the memory that an "
+            "earlier run has held, or the size of the files if that is more.",
             example="8GB",
             unset="as measured before",
         ),
@@ -304,15 +306,15 @@ class ModelSettings(Section, frozen=True):
     files: Annotated[
         tuple[Text, ...],
         texts(
-            "Files and folders that the command loads. Their size is asked for at least, until a "
-            "run has held more.",
+            "Files and folders that the command loads. At least their size is reserved until a run "
+            "has held more.",
             "files and folders",
         ),
     ] = ()
 
     @property
     def memory_bytes(self) -> int | None:
-        """The memory that the operator wants asked for; None: the operator hasn't said."""
+        """The memory that the operator has set; None: the operator has set none."""
         return None if self.memory is None else parse_size(self.memory)
 
     @property
@@ -322,7 +324,7 @@ class ModelSettings(Section, frozen=True):
 
     @property
     def ranks_here(self) -> int:
-        return sum(each.host == LOCAL for each in self.places)
+        return sum(place.host == LOCAL for place in self.places)
 
     @property
     def interpreter(self) -> str | None:
@@ -348,22 +350,20 @@ class GroupSettings(Section, frozen=True):
     models: Annotated[
         tuple[Text, ...],
         texts(
-            "Its members, at least two: models that have a table of their own.",
+            "The members of the group, at least two. Each has a table of its own.",
             "ids of models",
             example=("coder", "embedder"),
         ),
     ]
     together: Annotated[
-        bool, switch("A load of one of them loads all, or none if there is no room.")
+        bool, switch("A load of one member loads all members, or none if there is no room.")
     ] = False
-    swap: Annotated[bool, switch("One of them is loaded at a time; another takes its place.")] = (
-        False
-    )
+    swap: Annotated[bool, switch("Only one member is loaded at a time.")] = False
     reserve: Annotated[
         bool,
         switch(
-            "Room for all members (with swap: for the largest) is kept from the loads of other "
-            "models. While no member uses the room it is lent, and called back."
+            "Loads of other models leave room for all members (with swap: for the largest). While "
+            "no member uses the room, it is lent, and called back later."
         ),
     ] = False
 
@@ -376,7 +376,7 @@ class UpstreamSettings(Section, frozen=True):
     url: Annotated[
         Text,
         text(
-            "Where its API is.",
+            "The address of its API.",
             "an address such as https://box.local:8642/v1",
             example="https://box.local:8642/v1",
         ),
@@ -384,7 +384,7 @@ class UpstreamSettings(Section, frozen=True):
     key_file: Annotated[
         Text | None,
         text(
-            "A file, with mode 0600, that holds the API key that this gateway shows there.",
+            "A file, with mode 0600, with the API key that this gateway shows to the upstream.",
             "a file",
             example="~/box.key",
             unset="no key is shown",
@@ -393,7 +393,7 @@ class UpstreamSettings(Section, frozen=True):
     certificate: Annotated[
         Text | None,
         text(
-            "The certificate in PEM of the server, or of who has signed it; no other is trusted.",
+            "The certificate in PEM of the server, or of its signer. No other one is trusted.",
             "a file",
             example="~/box.crt",
             unset="the authorities that this machine trusts",
@@ -402,13 +402,13 @@ class UpstreamSettings(Section, frozen=True):
     fields: Annotated[
         tuple[Text, ...],
         texts(
-            "Fields of requests that pass for every caller, beside those that this gateway knows. "
-            "Operators may send any.",
+            "Further fields of requests, which the upstream gets from every caller. Operators may "
+            "send any field.",
             "names of fields, as voice_clone",
         ),
     ] = ()
     silence_s: Annotated[
-        float, time("An answer may be silent for so long, and its beginning may take so long.", 1.0)
+        float, time("The longest silence of the upstream, before or within an answer.", 1.0)
     ] = 600.0
     max_concurrency: Annotated[
         int, whole("Requests from here that run there at once; more are refused.", 1, 10_000)

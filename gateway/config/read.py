@@ -69,10 +69,10 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     the id of each model to its folders. `absent` maps the id of each model with a missing folder to
     a mistake that says so; such a model is served once the folder exists. `sources` maps the place
     of each key that was given to the source of its value; other keys have their defaults.
-    `discovered` has the ids of models that were found on a disk and have no table. `names` maps the
-    names of these, and those that are kept for models that are away, to where the models were
-    found. `news` are sentences about names that were given otherwise than before. `broken` maps
-    names that models have had to the reasons why these models aren't served now.
+    `discovered` has the ids of models on a disk that have no table. `names` maps the names of these
+    models, and names that are reserved for models that are away, to the places of the models.
+    `news` are sentences about names that other models have now. `broken` maps names that models had
+    to the reasons why these models aren't served now.
     """
 
     settings: Settings
@@ -162,12 +162,12 @@ def raise_absent(absent: Iterable[Mistake]) -> None:
         raise ConfigError(mistakes)
 
 
-def raise_misfits(configuration: Configuration, found: Iterable[tuple[str, str]]) -> None:
-    """Raise ConfigError if a group lacks room. `found` has the name of each such group, with the
+def raise_misfits(configuration: Configuration, misfits: Iterable[tuple[str, str]]) -> None:
+    """Raise ConfigError if a group lacks room. `misfits` has the name of each such group, with the
     reason.
     """
     mistakes = []
-    for name, why in found:
+    for name, why in misfits:
         place = (GROUPS, name, "models")
         mistakes.append(Mistake(configuration.source(place), label(place), sentence(why)))
     if mistakes:
@@ -186,25 +186,25 @@ class _Reading:
 
     def settings(self) -> Settings:
         """The settings, with defaults in place of wrong values."""
-        found: dict[str, Any] = {}
+        sections: dict[str, Any] = {}
         for name, table in self.layers.tables.items():
             if name not in TABLES:
                 self._complain((name,), unknown("table", name, TABLES))
             elif not isinstance(table, dict):
                 self._complain((name,), no_table((name,)))
             elif name in SECTIONS:
-                found[name] = self._section(SECTIONS[name], (name,), table)
+                sections[name] = self._section(SECTIONS[name], (name,), table)
             else:
                 if name == MODELS:
-                    keys = keys_of(DiscoverySettings)
-                    beside = {key: table[key] for key in keys if _is_value(table.get(key))}
-                    found["discovery"] = self._section(DiscoverySettings, (name,), beside)
-                    table = {key: each for key, each in table.items() if key not in beside}
-                found[name] = {
-                    key: self._section(NAMED[name], (name, key), each)
-                    for key, each in table.items()
+                    known = keys_of(DiscoverySettings)
+                    beside = {key: table[key] for key in known if _is_value(table.get(key))}
+                    sections["discovery"] = self._section(DiscoverySettings, (name,), beside)
+                    table = {key: keys for key, keys in table.items() if key not in beside}
+                sections[name] = {
+                    key: self._section(NAMED[name], (name, key), keys)
+                    for key, keys in table.items()
                 }
-        settings, mistakes = with_host_files(Settings(**found))
+        settings, mistakes = with_host_files(Settings(**sections))
         for place, message in (*mistakes, *complaints(settings)):
             # Without its command a model seems to have keys that don't belong to it.
             if (*place[:2], "command") not in self._wrong or place[2:] == ("command",):
@@ -217,8 +217,10 @@ class _Reading:
     def check_network(self, settings: Settings, places: Places) -> None:
         """Check the API keys and certificates that a gateway needs if other machines reach it."""
         # A setting of TLS may seem to be missing: its name is misspelt, or its line isn't TOML.
-        unsure = any(not each.key or each.key.startswith("gateway") for each in self._mistakes)
-        judged = {each.key for each in self._mistakes}
+        unsure = any(
+            not mistake.key or mistake.key.startswith("gateway") for mistake in self._mistakes
+        )
+        judged = {mistake.key for mistake in self._mistakes}
         for place, message in network_complaints(settings, places):
             if label(place) not in judged and not (unsure and place in TLS_PLACES):
                 self._complain(place, message)
@@ -248,12 +250,12 @@ class _Reading:
                 program, folder = model.command[0], model.folder
                 sought[model_id, "path"] = each = Sought(f"program for {folder}", program)
                 looks[each] = functools.partial(find_program, program, folder)
-        found = places.locate(looks)
-        located: dict[str, dict[str, str]] = {each: {} for each in settings.models}
+        answers = places.locate(looks)
+        located: dict[str, dict[str, str]] = {model_id: {} for model_id in settings.models}
         for (model_id, key), each in sought.items():
             command = settings.models[model_id].command
             place = (MODELS, model_id, "command" if command and key == "path" else key)
-            match found[each]:
+            match answers[each]:
                 case NotThereError() as error:
                     located[model_id][key] = error.place
                     self.absent[model_id] = self._mistake(place, str(error))
@@ -262,9 +264,9 @@ class _Reading:
                 case path:
                     located[model_id][key] = path
         return {
-            model_id: Located(**answers)
-            for model_id, answers in located.items()
-            if "path" in answers
+            model_id: Located(**folders)
+            for model_id, folders in located.items()
+            if "path" in folders
         }
 
     def check_ranks(
@@ -297,7 +299,7 @@ class _Reading:
 
     @property
     def mistakes(self) -> list[Mistake]:
-        return sorted(self._mistakes, key=lambda each: each.source.line or 0)
+        return sorted(self._mistakes, key=lambda mistake: mistake.source.line or 0)
 
     def count_absent(self) -> None:
         """Count missing models among the mistakes."""
@@ -310,7 +312,7 @@ class _Reading:
     def _section(self, section: type[Section], table: Place, given: object) -> Section:
         """The values of a table. A wrong value is a mistake, and the default replaces the value."""
         keys = keys_of(section)
-        values = {name: each.assumed for name, each in keys.items()}
+        values = {name: definition.assumed for name, definition in keys.items()}
         if not isinstance(given, dict):
             self._complain(table, no_table(table))
             self._wrong.update((*table, name) for name in keys)

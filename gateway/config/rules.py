@@ -51,7 +51,7 @@ _STEERING: Final = ("Cc", "Cs", "Zl", "Zp")
 
 
 def complaints(settings: Settings) -> Iterator[Complaint]:
-    """Mistakes in values that have the right type and keep their bounds."""
+    """Mistakes in values that have the right type and are within their bounds."""
     yield from _host(settings)
     yield from _state_dir(settings)
     yield from _visitors(settings)
@@ -184,10 +184,7 @@ def _pictures(settings: Settings) -> Iterator[Complaint]:
     for model_id, model in settings.models.items():
         for key in ("adapter", "draft_model"):
             if model.pictures and getattr(model, key) is not None:
-                yield (
-                    ("models", model_id, key),
-                    "a model with pictures = true can't have one",
-                )
+                yield (("models", model_id, key), "a model with pictures = true can't have one")
 
 
 def _ranks(settings: Settings) -> Iterator[Complaint]:
@@ -350,10 +347,7 @@ def _members(name: str, group: GroupSettings, settings: Settings) -> Iterator[Co
 
 def _kinds(name: str, group: GroupSettings, settings: Settings) -> Iterator[Complaint]:
     if not any(getattr(group, kind) for kind in _KINDS):
-        yield (
-            (GROUPS, name),
-            "it says nothing of its models: set together, swap or reserve",
-        )
+        yield ((GROUPS, name), "it says nothing of its models: set together, swap or reserve")
     if group.together and group.swap:
         yield (
             (GROUPS, name, "swap"),

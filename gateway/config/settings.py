@@ -133,8 +133,7 @@ class GatewaySettings(Section, frozen=True):
         ),
     ] = ()
     remote_images: Annotated[
-        bool,
-        switch("Pictures are fetched from http and https addresses of the internet."),
+        bool, switch("Pictures are fetched from http and https addresses of the internet.")
     ] = False
     max_connections: Annotated[
         int, whole("Connections at a time; the limit of open files may allow fewer.", 8)

@@ -115,12 +115,7 @@ class Recorder:
                 meter.generated_tokens - before[1],
             )
         return Sample(
-            ledger.budget_bytes,
-            _bytes(fleet.spares),
-            waiting,
-            prompt_tokens,
-            first_token_s,
-            models,
+            ledger.budget_bytes, _bytes(fleet.spares), waiting, prompt_tokens, first_token_s, models
         )
 
 

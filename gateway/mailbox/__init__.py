@@ -1,1 +1,1 @@
-"""Answers that wait for their clients: stored, made in the background, kept across crashes."""
+"""Answers that wait for their clients: stored, made in the background, safe from crashes."""

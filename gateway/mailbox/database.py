@@ -222,10 +222,10 @@ class Database:
 def _look(path: Path) -> _Seen | None:
     """Look at a file; None: there is no file. Raises: OSError."""
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         return None
-    return _Seen((found.st_dev, found.st_ino), found.st_size)
+    return _Seen((status.st_dev, status.st_ino), status.st_size)
 
 
 def _read_head(path: Path) -> bytes:

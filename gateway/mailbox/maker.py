@@ -312,11 +312,7 @@ class Maker:
         job.end(None, refusal)
 
     async def _finish(
-        self,
-        job: AnswerJob,
-        outcome: AnswerOutcome,
-        last_events: bytes,
-        refusal: Refusal | None,
+        self, job: AnswerJob, outcome: AnswerOutcome, last_events: bytes, refusal: Refusal | None
     ) -> None:
         """End a job: write the outcome to the file, and then give it to followers."""
         entry, usage = job.entry, job.usage

@@ -295,8 +295,7 @@ class Store(Database):
 
     def _delete(self, where: str, *arguments: str | float) -> bool:
         gone = self.sql.execute(
-            f"DELETE FROM answers {where} RETURNING owner, bytes",
-            arguments,
+            f"DELETE FROM answers {where} RETURNING owner, bytes", arguments
         ).fetchall()
         for owner, size in gone:
             self._held[owner] -= size

@@ -140,9 +140,7 @@ class _GatewayProcess:
         # The workers of the gateway that is replaced are no leftovers.
         self._swept = [] if takes_over else end_orphans(self._records)
         self._leak_check = leak_check_at_start(
-            state_dir.stranded_path,
-            follows_crash=self._start.follows_crash,
-            takes_over=takes_over,
+            state_dir.stranded_path, follows_crash=self._start.follows_crash, takes_over=takes_over
         )
         host, port = setup.listener.getsockname()[:2]
         certificates, inheritance = setup.certificates, setup.inheritance
@@ -202,11 +200,7 @@ class _GatewayProcess:
             self._budget_bytes,
             state_dir,
             FleetStart(
-                self._records,
-                self._swept,
-                self._leak_check,
-                self._start.caution,
-                first_incarnation,
+                self._records, self._swept, self._leak_check, self._start.caution, first_incarnation
             ),
         )
         if setup.counts_pinned:

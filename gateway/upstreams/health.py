@@ -1,8 +1,8 @@
 """Whether an upstream may be asked, from how it has answered before. No I/O.
 
-Two things are told apart. Looks, which fetch its list of models, find out whether it can be reached
-at all. A breaker finds out whether it answers requests: an upstream may list its models quickly and
-fail on all of them.
+Looks, which fetch the list of models, show whether the upstream can be reached. A breaker shows
+whether the upstream answers requests: an upstream may list its models quickly and fail on all of
+them.
 """
 
 from __future__ import annotations

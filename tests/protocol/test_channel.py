@@ -146,7 +146,7 @@ class TestConversation:
 class TestStrangers:
     """Who opens the socket without the key."""
 
-    def test_whoever_comes_first_and_stays_takes_nobodys_place(
+    def test_stranger_that_connects_first_takes_no_place(
         self, context, gateway_side, worker_side, folder
     ):
         gateway = gateway_side()

@@ -58,7 +58,7 @@ def test_the_same_is_the_same() -> None:
         *("longer part", "optional part", "type", "items", "field"),
     ],
 )
-def test_whatever_changes_is_seen(other: type) -> None:
+def test_every_change_of_type_changes_digest(other: type) -> None:
     assert digest(other) != digest(_sample())
 
 

@@ -3,10 +3,10 @@
 1. The installed version starts as the successor, gets the descriptors of this gateway, and says
    that it is ready (`successor`).
 2. No more workers start or end, and those that do so finish (`handover`).
-3. The workers connect to the successor, which gets the state of each object (`handover`, `state`).
-4. The successor continues the state, and serves (`takeover`).
-5. The successor computes the answers for the clients of this gateway, and sends the answers to this
-   gateway, which has the connections (`relay`).
+3. The workers move: they hold their messages back until the successor listens (`handover`).
+4. The successor gets the state of each object, and continues it (`state`, `takeover`).
+5. The successor serves. It also computes the answers for the clients of this gateway, and sends
+   these answers to this gateway, which has the connections (`relay`).
 6. This gateway gives up its other work, and serves its last clients (`departure`).
 7. The process ends, or stands in for the successor (`stand_in`).
 
@@ -179,11 +179,11 @@ class Upgrader:
                 after_end.push(functools.partial(self._go_on, relay))
                 await parts.recorder.write()
                 paused_at = self._loop.time()
-                # 3. and 4.
+                # 3., 4. and 5.
                 await hand_over(parts, relay, successor, self._earlier())
                 unless_it_serves.pop_all()
         now = self._loop.time()
-        # 5., 6. and 7.
+        # 6. and 7.
         await self._depart(relay, successor, python, our_end)
         return UpgradeAnswer(
             version=introduction.version,

@@ -43,13 +43,13 @@ from gateway.access.caller import (
         ("", NeededKey.KEY),
     ],
 )
-def test_what_a_path_needs(path: str, need: NeededKey) -> None:
+def test_path_needs_its_key(path: str, need: NeededKey) -> None:
     assert needed("GET", path) is need
     assert needed("OPTIONS", path) is NeededKey.NOTHING
 
 
 @given(st.text(max_size=20))
-def test_what_nobody_thought_of_is_closed(rest: str) -> None:
+def test_unknown_path_needs_key(rest: str) -> None:
     assert needed("POST", f"/v1/{rest}") is NeededKey.KEY
     assert needed("POST", f"/admin{rest}") is NeededKey.ADMIN
 
@@ -70,7 +70,9 @@ def test_what_nobody_thought_of_is_closed(rest: str) -> None:
         ([(b"cookie", b"x-api-key=k")], None),
     ],
 )
-def test_what_is_shown(headers: list[tuple[bytes, bytes]], shown: bytes | None) -> None:
+def test_shown_key_is_read_from_headers(
+    headers: list[tuple[bytes, bytes]], shown: bytes | None
+) -> None:
     assert shown_key(headers) == shown
 
 

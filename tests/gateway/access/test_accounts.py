@@ -45,9 +45,9 @@ def test_no_count_of_this_month_is_lost(
         assert len({each[:7] for each in accounts.book.days}) <= 2
 
 
-def test_this_month_and_the_one_before_are_kept() -> None:
+def test_accounts_have_this_month_and_the_one_before() -> None:
     accounts = Accounts(Book())
-    for day, kept in (
+    for day, days in (
         ("2026-10-31", {"2026-10-31"}),
         ("2026-11-30", {"2026-10-31", "2026-11-30"}),
         ("2026-12-01", {"2026-11-30", "2026-12-01"}),
@@ -56,7 +56,7 @@ def test_this_month_and_the_one_before_are_kept() -> None:
         ("2027-03-01", {"2027-02-28", "2027-03-01"}),
     ):
         accounts.add(day, "laptop", Counts.of(USAGE))
-        assert accounts.book.days.keys() == kept
+        assert accounts.book.days.keys() == days
 
 
 def test_a_clock_that_is_set_back_costs_nothing() -> None:

@@ -27,7 +27,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_only_a_hash_is_kept_and_for_nobody_else(file: KeyFile) -> None:
+def test_file_has_only_hash_and_narrow_rights(file: KeyFile) -> None:
     assert file.read() == ()
     key, secret = file.add("laptop", KeyTerms(rpm=5, models=("demo",)), 100.0)
     assert mode(file.path) == 0o600
@@ -120,7 +120,7 @@ def test_files_of_older_versions_have_no_ids(file: KeyFile) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"keys": 1}', '{"kyes": []}', "[]"])
-def test_what_cannot_be_read_is_no_empty_file(file: KeyFile, content: str) -> None:
+def test_unreadable_file_is_not_taken_for_empty(file: KeyFile, content: str) -> None:
     file.path.parent.mkdir()
     write_secret(file.path, content.encode())
     with pytest.raises(KeyFileError, match="every client would get in"):
@@ -130,7 +130,7 @@ def test_what_cannot_be_read_is_no_empty_file(file: KeyFile, content: str) -> No
     assert file.path.read_text() == content
 
 
-def test_what_others_could_have_written_is_not_believed(file: KeyFile) -> None:
+def test_file_with_open_rights_is_refused(file: KeyFile) -> None:
     file.add("laptop", KeyTerms(), 100.0)
     file.path.chmod(0o622)
     with pytest.raises(KeyFileError, match="0622"):

@@ -45,7 +45,7 @@ def _session(keys: ApiKeys, secret: str) -> ApiKeySession:
     return session
 
 
-async def test_keys_of_an_earlier_start_are_found(keys: ApiKeys, state_dir: StateDir) -> None:
+async def test_keys_of_an_earlier_start_stay_valid(keys: ApiKeys, state_dir: StateDir) -> None:
     _, secret = await keys.add("laptop", KeyTerms())
     later = ApiKeys(state_dir, exposed=False)
     assert later.find(secret.encode()) is not None
@@ -72,22 +72,20 @@ async def test_new_terms_of_a_key_keep_its_session(keys: ApiKeys, state_dir: Sta
     assert session.limits.terms.tpm is None
 
 
-async def test_a_file_that_stays_unreadable_is_told_once(
+async def test_unreadable_file_is_logged_once(
     keys: ApiKeys, state_dir: StateDir, caplog: pytest.LogCaptureFixture
 ) -> None:
     await keys.add("laptop", KeyTerms())
     good = state_dir.keys_path.read_bytes()
-    for content, told in ((b"{", 1), (b"{ ", 1), (good, 1), (b"{", 2)):
+    for content, messages in ((b"{", 1), (b"{ ", 1), (good, 1), (b"{", 2)):
         state_dir.keys_path.write_bytes(content)
         await keys.look()
         await keys.look()
-        assert len(caplog.messages) == told
+        assert len(caplog.messages) == messages
     assert all(message.startswith("The keys stay as they were: ") for message in caplog.messages)
 
 
-async def test_files_are_followed_and_usage_is_kept_by_itself(
-    keys: ApiKeys, state_dir: StateDir
-) -> None:
+async def test_watch_reads_files_and_writes_usage(keys: ApiKeys, state_dir: StateDir) -> None:
     KeyFile(state_dir.keys_path).add("laptop", KeyTerms(), 0.0)
     keys.account("laptop", USAGE)
     tasks = Tasks("test")
@@ -119,7 +117,7 @@ async def test_after_the_last_key_one_is_needed_until_they_are_turned_off(
     assert keys.anybody.closed is not None
 
 
-async def test_who_can_be_reached_stays_closed_without_keys(state_dir: StateDir) -> None:
+async def test_exposed_gateway_needs_key_without_keys(state_dir: StateDir) -> None:
     keys = ApiKeys(state_dir, exposed=True)
     await keys.add("laptop", KeyTerms())
     await keys.turn_off()
@@ -190,7 +188,7 @@ async def test_tokens_that_are_spent_count_under_the_key_of_their_owner(keys: Ap
     assert _tokens(keys) == {"laptop": 7}
 
 
-async def test_what_is_counted_since_the_start_ends_with_its_key(keys: ApiKeys) -> None:
+async def test_usage_since_start_ends_with_its_key(keys: ApiKeys) -> None:
     assert keys.since_start() == {}, "without keys nothing is told by key"
     await keys.add("laptop", KeyTerms())
     keys.account("laptop", USAGE)
@@ -217,7 +215,7 @@ async def test_usage_is_forwarded_as_long_as_another_gateway_counts(keys: ApiKey
     assert _tokens(keys) == {"laptop": 7}
 
 
-async def test_usage_that_was_taken_over_is_kept(keys: ApiKeys, tmp_path: Path) -> None:
+async def test_restored_usage_is_written(keys: ApiKeys, tmp_path: Path) -> None:
     keys.account("laptop", USAGE)
     folder = StateDir(tmp_path / "other")
     folder.path.mkdir(0o700)
@@ -227,9 +225,7 @@ async def test_usage_that_was_taken_over_is_kept(keys: ApiKeys, tmp_path: Path) 
     assert _tokens(ApiKeys(folder, exposed=False)) == {"laptop": 7}
 
 
-async def test_usage_that_could_not_be_kept_is_kept_later(
-    keys: ApiKeys, state_dir: StateDir
-) -> None:
+async def test_usage_is_written_after_failed_write(keys: ApiKeys, state_dir: StateDir) -> None:
     keys.account("laptop", USAGE)
     state_dir.usage_path.mkdir()
     with pytest.raises(OSError, match="can't be kept"):

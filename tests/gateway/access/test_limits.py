@@ -11,7 +11,7 @@ from gateway.access.limits import MINUTE_S, STEP_S, Denial, KeyLimits, Seat, Win
 from protocol.answers import Usage
 
 
-def test_what_is_taken_counts_for_a_minute() -> None:
+def test_amount_counts_for_a_minute() -> None:
     window = Window()
     window.add(100.1, 3)
     window.add(100.2, 2)
@@ -49,13 +49,13 @@ def test_headers_are_about_limits_that_there_are() -> None:
     assert dict(KeyLimits(KeyTerms()).headers(0.0)) == {}
 
 
-def test_whoever_must_wait_is_told_whole_seconds() -> None:
+def test_denial_has_whole_seconds() -> None:
     limits = KeyLimits(KeyTerms(rpm=1))
     _admitted(limits)
-    for before_s, told_s in ((2.5, 3), (1.0, 1), (0.1, 1)):
+    for before_s, wait_s in ((2.5, 3), (1.0, 1), (0.1, 1)):
         denial = limits.admit(MINUTE_S + STEP_S - before_s)
         assert isinstance(denial, Denial)
-        assert denial.retry_after_s == told_s
+        assert denial.retry_after_s == wait_s
     _admitted(limits, MINUTE_S + STEP_S)
 
 
@@ -121,7 +121,7 @@ def test_tokens_count_while_they_are_computed() -> None:
     assert not limits.exhausted(61.0)
 
 
-def test_what_was_accepted_before_a_restart_takes_its_places() -> None:
+def test_answers_from_before_restart_take_places() -> None:
     limits = KeyLimits(KeyTerms(concurrent=1))
     seats = [limits.seat(), limits.seat()]
     seats[0].count([_Answer()] * 3)
@@ -145,7 +145,7 @@ class AttackedLimits(RuleBasedStateMachine):
         tpm=st.none() | st.integers(1, 50),
         concurrent=st.none() | st.integers(1, 3),
     )
-    def begin(self, rpm: int | None, tpm: int | None, concurrent: int | None) -> None:
+    def set_terms(self, rpm: int | None, tpm: int | None, concurrent: int | None) -> None:
         self.terms = KeyTerms(rpm=rpm, tpm=tpm, concurrent=concurrent)
         self.limits = KeyLimits(self.terms)
         self.now = 0.0
@@ -156,8 +156,8 @@ class AttackedLimits(RuleBasedStateMachine):
     def within(self, seconds: float) -> tuple[int, int]:
         since = self.now - seconds
         return (
-            sum(at > since for at in self.requests),
-            sum(count for at, count in self.tokens if at > since),
+            sum(began_at > since for began_at in self.requests),
+            sum(count for ended_at, count in self.tokens if ended_at > since),
         )
 
     @rule(seconds=st.floats(0, 90, allow_nan=False))
@@ -191,8 +191,8 @@ class AttackedLimits(RuleBasedStateMachine):
         self.tokens.append((self.now, tokens))
 
     @rule()
-    def come_back_when_told(self) -> None:
-        """Who is alone, and waits as long as it was told, is let in."""
+    def come_back_in_time(self) -> None:
+        """A single client that waits as long as it was asked to is admitted."""
         while self.running:
             self.end(tokens=0)
         # Requests and tokens may each ask for their time.

@@ -50,7 +50,7 @@ def test_neither_codes_nor_sessions_pile_up() -> None:
     assert sum(each is not None for each in held) < 50
 
 
-def test_who_guesses_must_wait() -> None:
+def test_wrong_codes_make_clients_wait() -> None:
     sign_ins = SignIns()
     code = sign_ins.code(0.0)
     for number in range(MOST_WRONG):
@@ -60,11 +60,11 @@ def test_who_guesses_must_wait() -> None:
     assert sign_ins.wait_s(61.0) == 0
 
 
-def test_no_secret_is_kept() -> None:
+def test_secrets_are_not_stored() -> None:
     sign_ins = SignIns()
     code = sign_ins.code(0.0)
     secret = sign_ins.exchange(sign_ins.code(0.0), 0.0)
     assert secret is not None
-    kept = repr(vars(sign_ins))
-    assert code not in kept
-    assert secret not in kept
+    stored = repr(vars(sign_ins))
+    assert code not in stored
+    assert secret not in stored

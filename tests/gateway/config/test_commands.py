@@ -29,7 +29,7 @@ def test_a_program_takes_the_place_of_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "said"),
+    ("table", "message"),
     [
         ('command = ["sh", "serve"]', "neither {port} nor {socket}"),
         ("command = []", "command: it is empty"),
@@ -54,15 +54,15 @@ def test_a_program_takes_the_place_of_a_folder(tmp_path: Path) -> None:
         ('command = ["sh", "{port}"]\nfiles = ["here"]', "not an absolute path"),
     ],
 )
-def test_mistakes_are_named(tmp_path: Path, table: str, said: str) -> None:
+def test_mistakes_are_named(tmp_path: Path, table: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         _read(tmp_path, table)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "path: It is empty" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "message"),
     [
         ("http://user:secret@box.local/v1", "key_file"),
         ("http://box.local/v1?x=1", "(? or #)"),
@@ -71,11 +71,11 @@ def test_mistakes_are_named(tmp_path: Path, table: str, said: str) -> None:
     ],
 )
 def test_the_address_of_an_upstream_is_judged_without_its_password(
-    tmp_path: Path, url: str, said: str
+    tmp_path: Path, url: str, message: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         _read(tmp_path, f'path = "demo"\n[upstreams.y]\nurl = "{url}"')
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "secret" not in str(caught.value)
 
 
@@ -92,28 +92,28 @@ def test_a_key_file_holds_a_key_and_is_named_for_key(tmp_path: Path) -> None:
         _read(tmp_path, f'{table}key = "abc"')
 
 
-def test_the_memory_is_as_told_else_as_measured_else_of_the_files(tmp_path: Path) -> None:
+def test_commands_memory_is_configured_else_measured_else_files(tmp_path: Path) -> None:
     weights = tmp_path / "weights"
     weights.mkdir()
     (weights / "a").write_bytes(b"x" * 1000)
     command = 'command = ["sh", "{port}"]\n'
     learned = Learned(tmp_path / "learned.json")
 
-    def found(table: str) -> tuple[str, int]:
+    def basis_and_bytes(table: str) -> tuple[str, int]:
         (model,) = models_of(_read(tmp_path, command + table))
         estimated = estimate_of_command(model.settings, learned)
         return estimated.basis, estimated.bytes
 
-    assert found('memory = "3GB"') == ("configured", 3_000_000_000)
+    assert basis_and_bytes('memory = "3GB"') == ("configured", 3_000_000_000)
     files = f'files = ["{weights}"]'
-    basis, size = found(files)
+    basis, size = basis_and_bytes(files)
     assert basis == "files"
     assert size > 1000
-    assert found("")[0] == "assumed"
+    assert basis_and_bytes("")[0] == "assumed"
     (model,) = models_of(_read(tmp_path, command + files))
     learned.put(estimate_of_command(model.settings, learned).key, 1001)
-    assert found(files) == ("measured", 1001)
-    assert found("")[0] == "assumed", "another command has other measurements"
+    assert basis_and_bytes(files) == ("measured", 1001)
+    assert basis_and_bytes("")[0] == "assumed", "another command has other measurements"
 
 
 def test_a_run_that_held_less_than_its_files_has_mapped_them(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_run_that_held_less_than_its_files_has_mapped_them(tmp_path: Path) -> 
     assert estimate_of_command(model.settings, learned).basis == "measured"
 
 
-def test_what_a_broken_start_has_held_only_raises_the_estimate(tmp_path: Path) -> None:
+def test_memory_of_failed_start_only_raises_estimate(tmp_path: Path) -> None:
     command = 'command = ["sh", "{port}"]\n'
     learned = Learned(tmp_path / "learned.json")
     (model,) = models_of(_read(tmp_path, command))
@@ -148,8 +148,8 @@ def test_what_a_broken_start_has_held_only_raises_the_estimate(tmp_path: Path) -
     assert estimate_of_command(model.settings, learned).bytes == 4_300_000_000
 
     (configured,) = models_of(_read(tmp_path, f'{command}memory = "60MB"'))
-    found = estimate_of_command(configured.settings, learned)
-    assert found.bytes == 60_000_000
-    assert found.why.endswith("an earlier run held 4.3 GB: raise `memory`")
+    basis_and_bytes = estimate_of_command(configured.settings, learned)
+    assert basis_and_bytes.bytes == 60_000_000
+    assert basis_and_bytes.why.endswith("an earlier run held 4.3 GB: raise `memory`")
     (enough,) = models_of(_read(tmp_path, f'{command}memory = "4.2GB"'))
     assert estimate_of_command(enough.settings, learned).too_small is None

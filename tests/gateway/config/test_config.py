@@ -84,7 +84,7 @@ class TestReading:
         settings = read_settings(Flags(state_dir=Path("/flag")), environment)
         assert (settings.gateway.state_dir, settings.gateway.port) == ("/flag", 1)
 
-    def test_what_one_reading_was_given_is_not_known_to_the_next(
+    def test_flags_of_one_reading_do_not_reach_the_next(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
@@ -315,7 +315,7 @@ def test_an_interpreter_may_be_below_the_home(monkeypatch: pytest.MonkeyPatch) -
     )
 
 
-def test_what_a_load_must_find_room_for_and_wiring(tmp_path: Path) -> None:
+def test_memory_settings_have_ordinary_tokens_and_wiring(tmp_path: Path) -> None:
     path = tmp_path / "bulkhead.toml"
     path.write_text("[memory]\nordinary_tokens = 1000\nwire_weights = true\n")
     memory = read_settings(Flags(config=path), {}).memory

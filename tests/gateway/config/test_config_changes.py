@@ -47,7 +47,7 @@ def test_models() -> None:
     )
 
 
-def test_what_the_running_gateway_takes_and_what_only_the_next_start_does() -> None:
+def test_changes_split_into_live_and_restart() -> None:
     new = Settings(
         gateway=GatewaySettings(host="::1", port=1, state_dir="/s", drain_s=1.0, allow=("/m",)),
         memory=MemorySettings(budget="50%"),

@@ -41,7 +41,7 @@ class TestExample:
         settings = _read(tmp_path, example()).settings
         assert settings == Settings(models={"demo": ModelSettings(path="demo")})
 
-    def test_what_is_not_in_force_is_right_too(self, tmp_path: Path) -> None:
+    def test_commented_keys_of_example_are_valid(self, tmp_path: Path) -> None:
         for name in ("adapter_config.json", "adapters.safetensors"):
             (tmp_path / name).touch()
         text = re.sub(r"^# (\w+ = |\[)", r"\1", example(), flags=re.MULTILINE)
@@ -127,7 +127,7 @@ class TestSchema:
             '[memory]\nbudget = " 75 %"\nheadroom = "7"',
         ],
     )
-    def test_what_the_gateway_takes(self, text: str, tmp_path: Path) -> None:
+    def test_accepted_values_match_schema(self, text: str, tmp_path: Path) -> None:
         _read(tmp_path, text)
         _validate(tomllib.loads(text))
 

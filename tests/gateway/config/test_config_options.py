@@ -42,7 +42,7 @@ def _model(tmp_path: Path, keys: str) -> Model:
     return model
 
 
-def test_where_an_adapter_and_a_draft_model_are(
+def test_adapter_and_draft_model_are_located(
     tmp_path: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -70,7 +70,7 @@ def test_a_draft_model_of_the_cache_is_the_folder_of_its_revision(
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "message"),
     [
         ('adapter = "/nowhere"', 'models."a".adapter: There is no adapter\'s folder /nowhere.'),
         ('adapter = ""', 'models."a".adapter: There is no adapter\'s folder .'),
@@ -112,8 +112,8 @@ def test_a_draft_model_of_the_cache_is_the_folder_of_its_revision(
         ),
     ],
 )
-def test_what_is_wrong_is_said(tmp_path: Path, keys: str, said: str) -> None:
-    assert said in _mistake(tmp_path, MODEL + keys)
+def test_wrong_value_is_reported(tmp_path: Path, keys: str, message: str) -> None:
+    assert message in _mistake(tmp_path, MODEL + keys)
 
 
 def test_weights_that_are_missing_from_an_adapter(tmp_path: Path, adapter: Path) -> None:
@@ -155,20 +155,20 @@ def test_no_adapter_that_comes_later_gets_around_the_allow_list(tmp_path: Path) 
         "draft_tokens = 5",
     ],
 )
-def test_what_takes_another_worker(tmp_path: Path, adapter: Path, keys: str) -> None:
+def test_load_keys_need_another_worker(tmp_path: Path, adapter: Path, keys: str) -> None:
     plain = _model(tmp_path, "")
     other = _model(tmp_path, keys.format(adapter=adapter))
     assert not plain.same_for_workers(other)
     assert other.same_for_workers(_model(tmp_path, keys.format(adapter=adapter)))
 
 
-def test_what_prompts_may_take_of_the_disk(tmp_path: Path) -> None:
+def test_prompt_cache_has_bounds_of_disk(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text('[prompt_cache]\ndisk = "1GiB"\ndisk_writes_per_hour = 5000\n')
-    kept = read_settings(Flags(config=file), {}).prompt_cache
-    assert (kept.disk_bytes, kept.disk_writes_per_hour_bytes) == (1 << 30, 5000)
-    kept = Settings().prompt_cache
-    assert (kept.disk_bytes, kept.disk_writes_per_hour_bytes) == (20 * 10**9, 40 * 10**9)
+    cache = read_settings(Flags(config=file), {}).prompt_cache
+    assert (cache.disk_bytes, cache.disk_writes_per_hour_bytes) == (1 << 30, 5000)
+    cache = Settings().prompt_cache
+    assert (cache.disk_bytes, cache.disk_writes_per_hour_bytes) == (20 * 10**9, 40 * 10**9)
     assert 'prompt_cache.disk: expected bytes, or a size as "2GB", not "50%".' in _mistake(
         tmp_path, '[prompt_cache]\ndisk = "50%"\n'
     )
@@ -222,20 +222,22 @@ def test_mistakes_about_where_models_come_from(
         ("system = 5\n", 3, "system"),
     ],
 )
-def test_what_no_request_could_say_is_named(tmp_path: Path, keys: str, line: int, key: str) -> None:
-    told = _mistake(tmp_path, MODEL + keys)
-    assert f'config.toml:{line}: models."a".{key}: expected ' in told
+def test_value_out_of_bounds_is_reported_with_place(
+    tmp_path: Path, keys: str, line: int, key: str
+) -> None:
+    message = _mistake(tmp_path, MODEL + keys)
+    assert f'config.toml:{line}: models."a".{key}: expected ' in message
 
 
 def test_each_wrong_parameter_is_named(tmp_path: Path) -> None:
     keys = 'defaults = { temperature = "hot", top_p = -1, temprature = 1 }\n'
     with pytest.raises(ConfigError) as raised:
         _read(tmp_path, MODEL + keys)
-    told = str(raised.value)
-    at = 'models."a".defaults'
-    assert f'{at}.temperature: expected a number, 0 to 2, not "hot".' in told
-    assert f"{at}.top_p: expected a number, 0 to 1, not -1." in told
-    assert f"{at}.temprature: expected one of temperature, top_p, " in told
+    message = str(raised.value)
+    table = 'models."a".defaults'
+    assert f'{table}.temperature: expected a number, 0 to 2, not "hot".' in message
+    assert f"{table}.top_p: expected a number, 0 to 1, not -1." in message
+    assert f"{table}.temprature: expected one of temperature, top_p, " in message
 
 
 def test_a_model_has_a_system_prompt_and_parameters(tmp_path: Path) -> None:
@@ -249,12 +251,12 @@ def test_a_model_has_a_system_prompt_and_parameters(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "said"),
+    ("table", "message"),
     [
         ('[models.w]\ncommand = ["w", "{port}"]\n', "only a model with a path has this key"),
         ('[upstreams.box]\nurl = "http://box/v1"\n', "unknown here; it is a key of [models.ID]"),
     ],
 )
 @pytest.mark.parametrize("key", ['system = "Hi"', "defaults = { top_k = 5 }"])
-def test_other_servers_have_their_own(tmp_path: Path, table: str, said: str, key: str) -> None:
-    assert said in _mistake(tmp_path, f"{table}{key}\n")
+def test_other_servers_have_their_own(tmp_path: Path, table: str, message: str, key: str) -> None:
+    assert message in _mistake(tmp_path, f"{table}{key}\n")

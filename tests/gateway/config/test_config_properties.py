@@ -72,7 +72,7 @@ def test_a_valid_file_reads_as_it_was_meant(read: Read, data: st.DataObject) -> 
 
 @some
 @given(plans())
-def test_what_is_shown_reads_back(plan: Plan) -> None:
+def test_written_value_reads_back(plan: Plan) -> None:
     for table, keys in plan.tables.items():
         for name, spelled in keys.items():
             shown = tomllib.loads(f"value = {written_value(spelled.meaning)}")["value"]

@@ -38,7 +38,7 @@ def test_a_group(tmp_path: Path) -> None:
     assert _read(tmp_path, "").groups == {}
 
 
-def test_what_has_changed(tmp_path: Path) -> None:
+def test_changed_groups_are_live_changes(tmp_path: Path) -> None:
     old = _read(tmp_path, '[groups.x]\nmodels = ["a", "b"]\nswap = true')
     new = _read(tmp_path, '[groups."x y"]\nmodels = ["a", "b"]\nswap = true')
     assert changes(old, new).live == ('groups."x y"', "groups.x")

@@ -35,7 +35,7 @@ def _admits(**floors: int) -> list[Admit]:
     return [Admit(name, floor * UNIT) for name, floor in floors.items()]
 
 
-def test_who_belongs_to_whom() -> None:
+def test_groups_name_companions_and_rivals() -> None:
     groups = Groups(
         [_together("a", "b", "c"), _swap("c", "d"), _swap("d", "e"), _reserve("a", "e")]
     )
@@ -52,7 +52,7 @@ def test_who_belongs_to_whom() -> None:
     assert not Groups().all
 
 
-def test_the_room_that_is_kept() -> None:
+def test_reserved_bytes_shrink_with_present_members() -> None:
     floors = {"a": 10, "b": 30}
     every, turns = _reserve("a", "b", "new"), Group("r", ("a", "b", "new"), swap=True, reserve=True)
     for present, of_every, of_turns in (
@@ -95,7 +95,7 @@ class TestTogether:
         other.claim("b", 20, now=LATER)
         assert other.decide(OVERDUE) == [Evict("busy", "a", busy=True)]
 
-    def test_what_never_fits_is_refused_for_both(self) -> None:
+    def test_companions_that_never_fit_are_both_refused(self) -> None:
         account = _account(_together("a", "b"))
         account.load("pinned", 10, pinned=True)
         account.claim("a", 60)
@@ -106,7 +106,7 @@ class TestTogether:
         ]
         assert not list(account.claims)
 
-    def test_one_that_will_ask_is_waited_for(self) -> None:
+    def test_load_waits_for_expected_companion(self) -> None:
         account = _account(_together("a", "b"))
         account.claim("a", 30)
         account.expect("b")
@@ -115,7 +115,7 @@ class TestTogether:
         account.claim("b", 20)
         assert account.decide(LATER) == _admits(a=30, b=20)
 
-    def test_one_that_withdraws_is_not(self) -> None:
+    def test_load_does_not_wait_for_withdrawn_companion(self) -> None:
         account = _account(_together("a", "b"))
         account.claim("a", 30)
         account.expect("b")
@@ -125,7 +125,7 @@ class TestTogether:
         account.claim("b", 20)
         assert account.decide(LATER) == _admits(b=20), "it holds memory and asks no more"
 
-    def test_one_that_ends_is_waited_for(self) -> None:
+    def test_load_waits_for_ending_companion(self) -> None:
         account = _account(_together("a", "b"))
         account.load("b", 20)
         account.ending("b")
@@ -134,7 +134,7 @@ class TestTogether:
         account.gone("b")
         assert account.decide(LATER) == _admits(a=30)
 
-    def test_nobody_ends_its_own_company(self) -> None:
+    def test_load_does_not_evict_own_companion(self) -> None:
         account = _account(_together("a", "b"))
         account.load("b", 60)
         account.load("idle", 20)
@@ -193,7 +193,7 @@ class TestSwap:
         account.gone("a")
         assert account.decide(LATER) == _admits(b=20)
 
-    def test_one_of_two_that_wait_is_admitted(self) -> None:
+    def test_first_of_two_waiting_rivals_is_admitted(self) -> None:
         account = _account(_swap("a", "b"))
         account.claim("a", 20)
         account.claim("b", 20, now=LATER + 1)
@@ -305,8 +305,8 @@ class TestReserve:
         account.load("busy", 30, busy=True)
         account.claim("new", 20)
         assert account.decide(LATER) == []
-        told = account.decide(OVERDUE)
-        assert told[0] == Evict("busy", "new", busy=True)
+        decisions = account.decide(OVERDUE)
+        assert decisions[0] == Evict("busy", "new", busy=True)
         account.gone("busy")
         assert _admits(new=20)[0] in account.decide(OVERDUE)
 
@@ -345,7 +345,7 @@ class TestReserve:
         assert account.decide(LATER) == [Evict("a", "new", busy=False)]
 
 
-def test_what_a_load_would_bring_about() -> None:
+def test_forecast_names_evictions_of_load() -> None:
     account = _account(_together("a", "b"))
     account.load("idle", 20)
     account.load("busy", 50, busy=True)
@@ -365,8 +365,8 @@ def test_two_rivals_of_which_one_stays_keep_their_place() -> None:
     account.load("c", 20, busy=True)
     account.claim("a", 20)
     assert account.decide(LATER) == [], "neither goes for nothing"
-    told = account.decide(OVERDUE)
-    assert {each.model_id for each in told} == {"b", "c"}
+    decisions = account.decide(OVERDUE)
+    assert {decision.model_id for decision in decisions} == {"b", "c"}
 
 
 def test_room_for_a_part_of_them_is_no_right_to_all() -> None:
@@ -377,7 +377,7 @@ def test_room_for_a_part_of_them_is_no_right_to_all() -> None:
     assert account.decide(LATER) == [], "who matters more keeps its loan"
 
 
-def test_what_was_asked_for_is_kept_from_then_on() -> None:
+def test_room_of_ending_member_stays_reserved() -> None:
     account = _account(_reserve("a", "b"))
     account.load("a", 40)
     account.ending("a")

@@ -58,7 +58,7 @@ def test_places(place: Place, line: int) -> None:
     assert Locations(TEXT).line(place) == line
 
 
-def test_what_is_not_there_is_sought_in_what_it_would_be_in() -> None:
+def test_missing_place_has_line_of_its_table() -> None:
     locations = Locations("\n[models.a]\nb = 1\n")
     assert locations.line(("models", "a", "path")) == 2
     assert locations.line(("models", "a", "b", 7)) == 3

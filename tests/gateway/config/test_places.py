@@ -40,7 +40,7 @@ def test_each_place_has_its_answer_or_its_sentence(monkeypatch: pytest.MonkeyPat
         assert time.monotonic() < deadline
 
 
-def test_one_folder_is_looked_at_for_each_thing_that_it_may_be() -> None:
+def test_same_folder_is_checked_once_per_kind() -> None:
     adapter = places.Sought("adapter", "a")
     found = places.Places().locate({A: lambda: "/a", adapter: _refuses})
     assert found[A] == "/a"

@@ -54,10 +54,10 @@ def test_every_known_host_is_named_once(tmp_path: Path, key: Path) -> None:
 
 
 class TestKeys:
-    def test_one_of_this_account_alone(self, tmp_path: Path, key: Path) -> None:
+    def test_key_file_of_own_account_is_accepted(self, tmp_path: Path, key: Path) -> None:
         assert _mistakes(tmp_path, _host(key)) == []
 
-    def test_one_that_is_missing(self, tmp_path: Path, key: Path) -> None:
+    def test_missing_key_file_is_reported(self, tmp_path: Path, key: Path) -> None:
         key.unlink()
         assert _mistakes(tmp_path, _host(key)) == [
             f"3: hosts.studio2.key_file: there is no file {key}: copy agent.key from the state "
@@ -65,7 +65,9 @@ class TestKeys:
         ]
 
     @pytest.mark.parametrize("mode", [0o644, 0o640, 0o602])
-    def test_one_that_others_may_read(self, tmp_path: Path, key: Path, mode: int) -> None:
+    def test_key_file_with_open_rights_is_reported(
+        self, tmp_path: Path, key: Path, mode: int
+    ) -> None:
         key.chmod(mode)
         assert _mistakes(tmp_path, _host(key)) == [
             f"3: hosts.studio2.key_file: {key} can't be used: others have rights to it (its "
@@ -96,7 +98,7 @@ class TestHeads:
         assert _mistakes(tmp_path, _model("demo", 'local = 3\nsplit = "pipeline"')) == []
 
     @pytest.mark.parametrize("content", ["[]", "{", '{"num_attention_heads": "many"}'])
-    def test_what_cannot_be_read_is_for_the_load(self, tmp_path: Path, content: str) -> None:
+    def test_unreadable_config_json_is_left_to_load(self, tmp_path: Path, content: str) -> None:
         (tmp_path / "config.json").write_text(content)
         assert _mistakes(tmp_path, _model(tmp_path, "local = 3")) == []
 

@@ -33,9 +33,7 @@ class TestParsing:
             ("[a]\nb = 1\n[a]\nb = 2\n", 3),
         ],
     )
-    def test_what_follows_a_mistake_that_reaches_further_is_not_trusted(
-        self, text: str, line: int
-    ) -> None:
+    def test_unfinished_statement_leaves_no_tables(self, text: str, line: int) -> None:
         document = parse(text)
         assert list(document.broken) == [line]
         assert document.tables == {}
@@ -67,7 +65,7 @@ class TestFiles:
         path.write_bytes("a = 1\nb = 'größe'\n".encode("latin-1"))
         assert read_document(path).broken == {2: "this is not UTF-8"}
 
-    def test_what_is_no_file(self, tmp_path: Path) -> None:
+    def test_folder_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(UnreadableFileError, match="Is a directory"):
             read_document(tmp_path)
 
@@ -80,7 +78,7 @@ class TestFiles:
         assert read_document(Path(os.devnull)).tables == {}
 
     @pytest.mark.parametrize("mode", [0o666, 0o620, 0o602])
-    def test_what_others_may_write(self, tmp_path: Path, mode: int) -> None:
+    def test_file_with_open_rights_is_refused(self, tmp_path: Path, mode: int) -> None:
         path = tmp_path / "config.toml"
         path.touch()
         path.chmod(mode)
@@ -89,7 +87,7 @@ class TestFiles:
         path.chmod(0o644)
         assert read_document(path).tables == {}
 
-    def test_what_is_no_configuration(self, tmp_path: Path) -> None:
+    def test_too_large_file_is_refused(self, tmp_path: Path) -> None:
         path = tmp_path / "config.toml"
         path.write_bytes(bytes((1 << 20) + 1))
         with pytest.raises(UnreadableFileError, match="larger than 1 MiB"):

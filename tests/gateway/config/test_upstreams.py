@@ -39,7 +39,7 @@ def test_addresses(tmp_path: Path, url: str) -> None:
         *("http://me:secret@box/v1", "http://box:65536/v1", "http://box/v1#a"),
     ],
 )
-def test_what_is_no_address(tmp_path: Path, url: str) -> None:
+def test_invalid_address_is_reported_without_secret(tmp_path: Path, url: str) -> None:
     (mistake,) = _mistakes(tmp_path, f'url = "{url}"')
     assert "expected an address such as https://box" in mistake
     assert "secret" not in mistake

@@ -94,12 +94,12 @@ def test_a_day_is_bounded_and_coarse_steps_keep_maxima_and_sums() -> None:
     waiting: defaultdict[int, int] = defaultdict(int)
     worst: defaultdict[int, float] = defaultdict(float)
     deaths: defaultdict[int, int] = defaultdict(int)
-    at = NOW
-    for at, sample in _world(1, int(DAY_S / EVERY_S)):
-        step = int(at // 120)
-        history.add(sample, at)
-        if at % 700 == 0:
-            history.mark("death", "a", at)
+    now = NOW
+    for now, sample in _world(1, int(DAY_S / EVERY_S)):
+        step = int(now // 120)
+        history.add(sample, now)
+        if now % 700 == 0:
+            history.mark("death", "a", now)
             deaths[step] += 1
         fullest[step] = max(fullest[step], sum(e.held_bytes for e in sample.models.values()))
         tokens[step] += sum(each.generated_tokens for each in sample.models.values())
@@ -108,10 +108,10 @@ def test_a_day_is_bounded_and_coarse_steps_keep_maxima_and_sums() -> None:
         worst[step] = max(worst[step], *sample.first_token_s, 0.0)
     assert _bytes_of(history) < MB
     for span in SPANS:
-        columns, _ = history.read(span, at)
+        columns, _ = history.read(span, now)
         assert len(columns.models) <= MOST_MODELS
     assert len(msgspec.json.encode(HistoryFile(history.state.packed))) < MB
-    columns = _steps(history, "day", at)
+    columns = _steps(history, "day", now)
     numbers = [columns.begins_at // 120 + n for n in range(len(columns.budget_bytes))]
     assert len(numbers) == 720
     assert _total(columns, "generated_tokens") == [tokens[each] for each in numbers]
@@ -124,10 +124,10 @@ def test_a_day_is_bounded_and_coarse_steps_keep_maxima_and_sums() -> None:
     assert _total(columns, "held_bytes") == pytest.approx(
         [fullest[each] for each in numbers], rel=1e-6
     )
-    assert len(_steps(history, "hour", at).budget_bytes) == 360
+    assert len(_steps(history, "hour", now).budget_bytes) == 360
 
 
-def test_the_fullest_moment_of_a_step_is_kept_as_it_was() -> None:
+def test_step_has_its_fullest_moment() -> None:
     """Two models that take turns never held memory together."""
     history = History()
     history.add(_sample({"a": _holding(3 * GB)}), NOW)
@@ -150,7 +150,7 @@ def test_a_median_and_the_worst_first_token() -> None:
     assert columns.first_token_s == [pytest.approx(0.3, rel=0.03), None, 0.09]
 
 
-def test_the_open_step_is_told_when_it_has_ended() -> None:
+def test_open_step_is_read_once_it_has_ended() -> None:
     history = History()
     history.add(_sample(), NOW + 1)
     assert history.read("hour", NOW + 9)[0].budget_bytes == []
@@ -231,7 +231,7 @@ def test_any_clock_gives_steps_in_order_that_survive_a_restart(
             assert [value is not None for value in model.held_bytes] == known
 
 
-def test_what_is_no_history_is_refused() -> None:
+def test_invalid_state_is_refused() -> None:
     history = History()
     history.add(_sample({"a": _holding(GB)}), NOW)
     state = history.state

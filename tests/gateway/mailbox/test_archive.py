@@ -1,4 +1,4 @@
-"""The file from the event loop: what is wrong with it is told once, and nobody waits for ever."""
+"""The file from the event loop: what is wrong with it is reason once, and nobody waits for ever."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ async def archive(tmp_path: Path, events: EventLog) -> AsyncIterator[Archive]:
     await archive.close()
 
 
-def _told(events: EventLog) -> list[str]:
-    return [each.fields["reason"] for each in events.recent(9) if each.kind == "mailbox"]
+def _reasons(events: EventLog) -> list[str]:
+    return [event.fields["reason"] for event in events.recent(9) if event.kind == "mailbox"]
 
 
 async def _put(archive: Archive, name: str, body: bytes = b"{}") -> None:
@@ -48,7 +48,7 @@ async def _put(archive: Archive, name: str, body: bytes = b"{}") -> None:
     await archive.write(archive.store.put, _entry(name), outcome, b"", AMPLE)
 
 
-async def test_what_is_written_is_read(archive: Archive, events: EventLog) -> None:
+async def test_written_answer_is_read(archive: Archive, events: EventLog) -> None:
     await archive.open()
     await _put(archive, "r")
     found = await archive.read(archive.store.find, ("", "r"), False, False, _taken)
@@ -56,10 +56,10 @@ async def test_what_is_written_is_read(archive: Archive, events: EventLog) -> No
     with pytest.raises(Refusal) as taken:
         await _put(archive, "r")
     assert (taken.value.status, taken.value.param) == (400, "X-Request-Id")
-    assert (archive.trouble, archive.failure, _told(events)) == (None, None, [])
+    assert (archive.trouble, archive.failure, _reasons(events)) == (None, None, [])
 
 
-async def test_a_newer_file_is_told_once(
+async def test_newer_file_is_reported_once(
     archive: Archive, events: EventLog, tmp_path: Path
 ) -> None:
     with sqlite3.connect(tmp_path / "mailbox.sqlite") as sql:
@@ -70,7 +70,7 @@ async def test_a_newer_file_is_told_once(
     with pytest.raises(Refusal, match="newer Bulkhead") as refused:
         await _put(archive, "r")
     assert (refused.value.code, refused.value.status) == ("storage_unavailable", 503)
-    assert len(_told(events)) == 1
+    assert len(_reasons(events)) == 1
     # Somebody has moved it away.
     (tmp_path / "mailbox.sqlite").unlink()
     await archive.open()
@@ -85,11 +85,11 @@ async def test_a_damaged_file_is_replaced_at_once(
     assert await archive.open() == []
     await _put(archive, "r")
     assert archive.renewals == 1
-    (told,) = _told(events)
-    assert "put aside" in told
+    (reason,) = _reasons(events)
+    assert "put aside" in reason
 
 
-async def test_a_full_disk_is_told_until_it_is_not(archive: Archive, events: EventLog) -> None:
+async def test_full_disk_is_reported_until_it_has_room(archive: Archive, events: EventLog) -> None:
     await archive.open()
     sql = archive.store.sql
     (pages,) = sql.execute("PRAGMA page_count").fetchone()
@@ -100,7 +100,7 @@ async def test_a_full_disk_is_told_until_it_is_not(archive: Archive, events: Eve
     assert archive.trouble is None
     assert archive.failure is not None
     assert "full" in archive.failure
-    assert len(_told(events)) == 1
+    assert len(_reasons(events)) == 1
     sql.execute("PRAGMA max_page_count = 1000000").fetchone()
     await _put(archive, "a", b"x" * 1_000_000)
     assert archive.failure is None
@@ -128,7 +128,7 @@ ACCIDENTS: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("accident", ACCIDENTS)
-async def test_what_is_stored_after_an_accident_is_there_after_a_restart(
+async def test_answers_stored_after_accident_survive_restart(
     archive: Archive, events: EventLog, tmp_path: Path, accident: str
 ) -> None:
     await archive.open()
@@ -139,8 +139,8 @@ async def test_what_is_stored_after_an_accident_is_there_after_a_restart(
     ACCIDENTS[accident](tmp_path)
     await _put(archive, "after", b"stored")
     assert archive.trouble is None
-    (told,) = _told(events)
-    assert str(tmp_path / "mailbox.sqlite") in told
+    (reason,) = _reasons(events)
+    assert str(tmp_path / "mailbox.sqlite") in reason
     # As another process would find it, whatever becomes of this one.
     later = Archive(tmp_path / "mailbox.sqlite", EventLog())
     await later.open()
@@ -177,4 +177,4 @@ async def test_a_file_that_shrinks_by_itself_is_no_accident(
         await _put(archive, "small")
         await archive.read(archive.store.delete, ("", "small"))
     assert (tmp_path / "mailbox.sqlite").stat().st_size < long
-    assert _told(events) == []
+    assert _reasons(events) == []

@@ -98,11 +98,11 @@ class _Life(RuleBasedStateMachine):
         assert all(self.queue.runs(each.name) for each in self.running)
 
 
-def test_nobody_is_lost() -> None:
+def test_queue_loses_no_answer() -> None:
     run_state_machine_as_test(_Life, settings=settings(max_examples=20))
 
 
-def test_one_model_does_not_hold_up_another() -> None:
+def test_model_does_not_hold_up_another() -> None:
     queue = BackgroundQueue()
     for name in ("1", "2", "3"):
         queue.add(_turn(name))
@@ -111,14 +111,14 @@ def test_one_model_does_not_hold_up_another() -> None:
     assert [each and each.name[1] for each in taken] == ["1", "2", "other", None]
 
 
-def test_what_is_not_there_changes_nothing() -> None:
+def test_unknown_answer_changes_nothing() -> None:
     queue = BackgroundQueue()
     queue.remove(("", "x"))
     assert not queue.start_early(("", "x"))
     assert not queue.put_back(("", "x"))
 
 
-def test_who_has_had_enough_waits_and_keeps_the_turn() -> None:
+def test_exhausted_owner_waits_and_stays_in_turn() -> None:
     queue = BackgroundQueue()
     mine, other = QueuePlace(("me", "r"), "a", 0, 1e9), QueuePlace(("you", "r"), "a", 0, 1e9)
     for each in (mine, other):

@@ -82,7 +82,7 @@ class _Life(RuleBasedStateMachine):
         self._dropped()
 
     @rule(data=st.data())
-    def begin(self, data: st.DataObject) -> None:
+    def start_attempt(self, data: st.DataObject) -> None:
         if self.pending:
             name = data.draw(st.sampled_from(sorted(self.pending)))
             assert self.store.start_attempt(self.pending[name], _taken) == (b"work", b"queued")
@@ -116,9 +116,9 @@ class _Life(RuleBasedStateMachine):
         self.now += seconds
         self.store.expire(self.room, self.now)
         self.ended = {
-            name: (at, body)
-            for name, (at, body) in self.ended.items()
-            if at > self.room.expires_before(self.now)
+            name: (ended_at, body)
+            for name, (ended_at, body) in self.ended.items()
+            if ended_at > self.room.expires_before(self.now)
         }
 
     @rule()
@@ -153,7 +153,7 @@ class _Life(RuleBasedStateMachine):
         gone = [
             name for name in self.ended if self.store.find(("", name), True, True, _taken) is None
         ]
-        left = [at for name, (at, _) in self.ended.items() if name not in gone]
+        left = [ended_at for name, (ended_at, _) in self.ended.items() if name not in gone]
         assert all(self.ended[name][0] <= min(left, default=self.now) for name in gone)
         for name in gone:
             del self.ended[name]
@@ -174,29 +174,29 @@ def test_contents_come_back_as_they_were(store: Store) -> None:
     assert (found.entry.background, found.entry.streams) == (True, True)
 
 
-def test_what_was_packed_is_counted_while_it_is_unpacked(store: Store) -> None:
+def test_unpacked_bytes_are_counted_in_time(store: Store) -> None:
     """Of 64 KB on the disk there would be 64 MB, for whoever asks."""
     entry = _entry("r")
     store.add(entry, b"w" * (64 << 20), b" " * (64 << 20), b"queued" * 1000, AMPLE)
     assert store.held_bytes < 1 << 20
     counted: list[int] = []
 
-    def take(size_bytes: int) -> None:
+    def count(size_bytes: int) -> None:
         counted.append(size_bytes)
         if sum(counted) > 4 << 20:
             raise Refusal("overloaded", "too much")
 
     for read in (
-        lambda: store.find(entry.name, True, False, take),
-        lambda: store.start_attempt(entry, take),
+        lambda: store.find(entry.name, True, False, count),
+        lambda: store.start_attempt(entry, count),
     ):
         counted.clear()
         with pytest.raises(Refusal):
             read()
         assert sum(counted) <= 5 << 20, "not all of it was made"
     counted.clear()
-    assert store.find(entry.name, False, False, take) is not None
-    store.entries("", "responses", None, 9, take, newest_first=False)
+    assert store.find(entry.name, False, False, count) is not None
+    store.entries("", "responses", None, 9, count, newest_first=False)
     assert counted == [6000, 6000]
 
 
@@ -213,7 +213,7 @@ def test_each_owner_has_names_of_its_own(store: Store) -> None:
         store.put(_ended(_entry("r", "me")), _outcome(), b"", AMPLE)
 
 
-def test_nobody_is_pushed_out_by_somebody_who_holds_more(store: Store) -> None:
+def test_owner_with_fewer_bytes_loses_no_answer(store: Store) -> None:
     room = Retention(3600.0, 20 * OVERHEAD_BYTES)
 
     def held(owner: str) -> list[str]:
@@ -235,7 +235,7 @@ def test_nobody_is_pushed_out_by_somebody_who_holds_more(store: Store) -> None:
     assert len(held("small")) >= 2
 
 
-def test_what_one_has_waiting_leaves_room_for_others(store: Store) -> None:
+def test_waiting_answers_leave_room_for_others(store: Store) -> None:
     """What isn't made yet can't go: all of the room would be somebody's who asks for much."""
     room = Retention(3600.0, 40 * OVERHEAD_BYTES)
 
@@ -296,20 +296,20 @@ def test_pages_of_entries(store: Store) -> None:
     assert store.entries("", "chat", None, 9, _taken, newest_first=False) == []
 
 
-def test_what_cannot_fit_says_so(store: Store) -> None:
+def test_answer_without_room_is_refused(store: Store) -> None:
     with pytest.raises(StoreError, match=r"more than mailbox\.size"):
         store.add(_entry("r"), b"", b"", b"", Retention(3600.0, OVERHEAD_BYTES))
     assert store.held_bytes == 0
 
 
-def test_nobody_else_may_read_it(store: Store, tmp_path: Path) -> None:
+def test_files_have_narrow_rights(store: Store, tmp_path: Path) -> None:
     store.put(_ended(_entry("r")), _outcome(), b"", AMPLE)
     modes = {each.name: stat.S_IMODE(each.stat().st_mode) for each in tmp_path.iterdir()}
     assert "mailbox.sqlite-wal" in modes
     assert set(modes.values()) == {0o600}
 
 
-def test_what_expired_leaves_the_disk(store: Store, tmp_path: Path) -> None:
+def test_expired_answers_leave_disk(store: Store, tmp_path: Path) -> None:
     secret = b"a secret" * 50_000
     store.put(_ended(_entry("r")), _outcome(secret), b"", AMPLE)
     store.expire(AMPLE, 10.0 + AMPLE.keep_s)
@@ -397,7 +397,7 @@ def test_a_full_disk(store: Store) -> None:
     assert store.finish(_ended(entry), _outcome(b"answer"), AMPLE)
 
 
-def test_what_is_still_to_be_made_is_found_by_its_names(store: Store) -> None:
+def test_pending_answers_are_selected_by_name(store: Store) -> None:
     for name in "abcd":
         store.add(_entry(name), b"work", b"[]", b"{}", AMPLE)
     store.finish(_ended(_entry("b")), _outcome(), AMPLE)
@@ -416,8 +416,8 @@ def test_an_answer_counts_with_the_items_that_stay_with_it(store: Store) -> None
 def test_the_largest_holder_gives_until_another_holds_more(store: Store) -> None:
     """One after the other, as each answer that goes makes its owner's share smaller."""
     for owner, names in (("many", "abcd"), ("few", "efg")):
-        for at, name in enumerate(names):
-            store.put(_ended(_entry(name, owner), float(at)), _outcome(), b"[]", AMPLE)
+        for ended_at, name in enumerate(names):
+            store.put(_ended(_entry(name, owner), float(ended_at)), _outcome(), b"[]", AMPLE)
     size_bytes = store.held_bytes // 7
     store.expire(Retention(3600.0, 4 * size_bytes), now=10.0)
     left = {
@@ -431,8 +431,8 @@ def test_the_largest_holder_gives_until_another_holds_more(store: Store) -> None
 
 
 def test_a_byte_too_many_costs_the_oldest_answer(store: Store) -> None:
-    for at, name in enumerate("abc"):
-        store.put(_ended(_entry(name), float(at)), _outcome(), b"[]", AMPLE)
+    for ended_at, name in enumerate("abc"):
+        store.put(_ended(_entry(name), float(ended_at)), _outcome(), b"[]", AMPLE)
     for size_bytes, oldest in ((store.held_bytes, "a"), (store.held_bytes - 1, "b")):
         store.expire(Retention(3600.0, size_bytes), now=10.0)
         ((entry, _),) = store.entries("", "responses", None, 1, _taken, newest_first=False)

@@ -12,26 +12,26 @@ from gateway.server.server import LIMIT, WINDOW_S, StartRecord, caution, recent
 NOW = 1_800_000_000.0
 
 
-def test_a_few_in_a_short_time_are_too_many() -> None:
+def test_few_starts_in_short_time_give_caution() -> None:
     starts = [NOW - 10.0 * each for each in range(1, LIMIT + 1)]
     assert caution(starts[:-1], NOW) is None
     assert f"the last {LIMIT} starts within 30 min" in str(caution(starts, NOW))
 
 
-def test_the_clock_may_have_been_wrong() -> None:
+def test_starts_in_far_future_do_not_count() -> None:
     """In the future by hours: from before somebody set it."""
     assert caution([NOW + 10 * WINDOW_S] * LIMIT, NOW) is None
 
 
 @given(st.lists(st.floats(0, 3 * WINDOW_S), max_size=8))
-def test_only_those_of_the_window_count(ages_s: list[float]) -> None:
+def test_only_recent_starts_count(ages_s: list[float]) -> None:
     starts = [NOW - each for each in ages_s]
     young = sum(each < WINDOW_S for each in ages_s)
     assert len(recent(starts, NOW)) == young
     assert (caution(starts, NOW) is not None) == (young >= LIMIT)
 
 
-def test_the_record(tmp_path: Path) -> None:
+def test_record_warns_after_limit_until_orderly_end(tmp_path: Path) -> None:
     path = tmp_path / "starts.json"
     first = StartRecord(path, NOW)
     assert (first.follows_crash, first.caution) == (False, None)
@@ -46,14 +46,14 @@ def test_the_record(tmp_path: Path) -> None:
     assert (after.follows_crash, after.caution) == (False, None)
 
 
-def test_the_record_does_not_grow(tmp_path: Path) -> None:
+def test_record_does_not_grow(tmp_path: Path) -> None:
     path = tmp_path / "starts.json"
     for each in range(100):
         StartRecord(path, NOW + each * WINDOW_S / 2)
     assert path.stat().st_size < 200
 
 
-def test_a_broken_record_is_an_empty_one(tmp_path: Path) -> None:
+def test_broken_record_counts_as_empty(tmp_path: Path) -> None:
     path = tmp_path / "starts.json"
     path.write_text("{")
     assert StartRecord(path, NOW).caution is None

@@ -113,7 +113,7 @@ class TestOffers:
             _listing(*({"id": str(each)} for each in range(MOST_MODELS + 1))),
         ],
     )
-    def test_anything_else_is_told(self, body: bytes) -> None:
+    def test_other_answers_are_refused(self, body: bytes) -> None:
         with pytest.raises(ValueError, match=r"^(answered with no list|lists 1,001)"):
             read_offers(body, "a")
 

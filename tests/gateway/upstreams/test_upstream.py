@@ -79,7 +79,7 @@ async def test_a_list_that_does_not_come_is_not_waited_for(
         (_saying(whole(b"{}", status=b"500 Oh")), "answered with 500"),
     ],
 )
-async def test_what_is_wrong_is_said(handler: Handler, reason: str) -> None:
+async def test_failed_look_gives_reason(handler: Handler, reason: str) -> None:
     assert reason in await _trouble(handler)
 
 
@@ -104,7 +104,7 @@ async def test_as_many_requests_run_there_as_may() -> None:
     assert not upstream.full
 
 
-async def test_nobody_there() -> None:
+async def test_unreachable_upstream_is_reported() -> None:
     upstream = _upstream(free_port())
     await upstream.look()
     assert "can't be reached" in (upstream.trouble() or "")
@@ -139,12 +139,14 @@ async def test_models_stay_known_while_it_is_away() -> None:
 
 
 async def test_load_counts_what_others_and_we_have_there() -> None:
-    told = whole(b'{"data": [{"id": "m", "active_requests": 3, "queue_depth": 2, "via": ["b"]}]}')
-    async with serving(_saying(told)) as (_, server):
+    listing = whole(
+        b'{"data": [{"id": "m", "active_requests": 3, "queue_depth": 2, "via": ["b"]}]}'
+    )
+    async with serving(_saying(listing)) as (_, server):
         upstream = _upstream(server.port)
         with upstream.asking("m"):
             await upstream.look()
-            assert upstream.load("m") == 5, "ours is among those that it told"
+            assert upstream.load("m") == 5, "ours is among those that it counts"
             with upstream.asking("m"):
                 assert upstream.load("m") == 6
                 assert not upstream.idle.is_set()

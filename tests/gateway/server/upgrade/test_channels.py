@@ -14,7 +14,7 @@ from gateway.server.upgrade.messages import Cancelled, Finished, FromPredecessor
 _DECODER: msgspec.msgpack.Decoder[FromPredecessor] = msgspec.msgpack.Decoder(FromPredecessor)
 
 
-async def test_messages_come_whole_and_in_order() -> None:
+async def test_messages_arrive_whole_and_in_order() -> None:
     ours, its = socket.socketpair()
     sender, receiver = (
         await MessageChannel.over(ours, _DECODER),
@@ -32,7 +32,7 @@ async def test_messages_come_whole_and_in_order() -> None:
     receiver.close()
 
 
-async def test_what_is_no_message_is_the_end() -> None:
+async def test_invalid_message_ends_channel() -> None:
     ours, its = socket.socketpair()
     receiver = await MessageChannel.over(its, _DECODER)
     ours.sendall(b"\0\0\0\3abc")
@@ -41,7 +41,7 @@ async def test_what_is_no_message_is_the_end() -> None:
     ours.close()
 
 
-async def test_descriptors_come_with_what_they_are() -> None:
+async def test_descriptors_arrive_with_kind_and_number() -> None:
     """More than the socket takes at once."""
     ours, its = socket.socketpair()
     sender, receiver = DescriptorChannel(ours), DescriptorChannel(its)
@@ -71,7 +71,7 @@ async def test_descriptors_come_with_what_they_are() -> None:
     receiver.close()
 
 
-async def test_who_is_gone_holds_nobody_up() -> None:
+async def test_descriptors_to_ended_gateway_are_dropped() -> None:
     ours, its = socket.socketpair()
     sender = DescriptorChannel(ours)
     its.close()

@@ -56,7 +56,7 @@ async def _text(request: Request) -> str:
 
 
 @given(tokens=st.integers(1, 12), cut=st.integers(0, 11), again=st.integers(0, 11))
-def test_tokens_before_and_after_are_all_of_them(tokens: int, cut: int, again: int) -> None:
+def test_tokens_survive_every_handover_once(tokens: int, cut: int, again: int) -> None:
     """Over as many gateways as there are."""
 
     async def play() -> None:
@@ -85,26 +85,26 @@ def test_tokens_before_and_after_are_all_of_them(tokens: int, cut: int, again: i
     asyncio.run(play())
 
 
-async def test_what_comes_in_between_waits_for_the_successor() -> None:
-    relay, told = Relay(), list[HandoverMessage]()
+async def test_orders_wait_until_successor_serves() -> None:
+    relay, sent = Relay(), list[HandoverMessage]()
     running, late = _request("a"), _request("b")
     number = relay.add(running)
     relay.submit("m", late)
     relay.cancel(running)
     relay.spend("key", _END)
-    relay.open(told.append)
-    assert [type(each) for each in told] == [Submitted, Cancelled, Spent]
-    assert told[1] == Cancelled(number)
+    relay.open(sent.append)
+    assert [type(each) for each in sent] == [Submitted, Cancelled, Spent]
+    assert sent[1] == Cancelled(number)
     # Nobody reads that one any more.
     assert len(relay) == 1
     relay.receive(Delivered(number, _delta(1)))
     assert not running.progress.delivered
     relay.cancel(late)
-    assert told[-1] == Cancelled(2)
+    assert sent[-1] == Cancelled(2)
     assert len(relay) == 0
 
 
-async def test_without_a_successor_it_is_as_if_nothing_was() -> None:
+async def test_undo_returns_orders_in_order() -> None:
     relay = Relay()
     running, late, gone = _request("a"), _request("b"), _request("c")
     for each in (running, gone):
@@ -120,7 +120,7 @@ async def test_without_a_successor_it_is_as_if_nothing_was() -> None:
     assert spent == Spent("key", _END)
 
 
-async def test_a_refusal_ends_it() -> None:
+async def test_refusal_ends_relayed_request() -> None:
     relay = Relay()
     request = _request()
     number = relay.add(request)
@@ -133,7 +133,7 @@ async def test_a_refusal_ends_it() -> None:
     assert raised.value.state == refusal.state
 
 
-async def test_the_end_of_the_successor_ends_all() -> None:
+async def test_refuse_all_ends_every_request() -> None:
     relay = Relay()
     requests = [_request(str(each)) for each in range(3)]
     for each in requests:
@@ -143,7 +143,7 @@ async def test_the_end_of_the_successor_ends_all() -> None:
     assert len(relay) == 0
 
 
-async def test_what_a_request_is_known_by_goes_along() -> None:
+async def test_relayed_request_has_terms_of_original() -> None:
     request = _request(
         id="mine", key="k", probe=True, priority=3, keep_alive_s=5.0, params={"prompt": "p"}
     )
@@ -163,19 +163,19 @@ def _vector(number: int, *, last: bool = False) -> Embedded:
     )
 
 
-async def test_vectors_before_and_after_are_all_of_them() -> None:
+async def test_vectors_survive_handover_once() -> None:
     task = Embed(request_id="v", inputs=(TextPrompt("a"), TextPrompt("b")))
     request = Request(task, Terms(deadline_s=60.0), asyncio.get_running_loop().time())
     request.progress.next_message("f")
     request.deliver_vectors(_vector(1))
     relay = Relay()
-    told: list[Any] = []
-    guest = RelayedRequest(relay.add(request), "m", _over_the_wire(request.state), told.append)
+    sent: list[Any] = []
+    guest = RelayedRequest(relay.add(request), "m", _over_the_wire(request.state), sent.append)
     # One that is computed anew is so everywhere.
     guest.start(0.0)
     guest.deliver_vectors(_vector(3))
     guest.deliver_vectors(_vector(4, last=True))
-    for each in told:
+    for each in sent:
         relay.receive(each)
     assert request.over
     assert bytes(request.vectors.data) == bytes(guest.vectors.data) == b"\3\3\3\3\4\4\4\4"

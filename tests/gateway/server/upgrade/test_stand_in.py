@@ -37,7 +37,7 @@ def served() -> Iterator[tuple[subprocess.Popen[bytes], socket.socket]]:
     process.wait()
 
 
-def test_it_hands_signals_on_and_ends_as_the_gateway_does(
+def test_stand_in_sends_signals_on_and_ends_with_gateways_status(
     served: tuple[subprocess.Popen[bytes], socket.socket],
 ) -> None:
     process, gateway = served
@@ -52,7 +52,7 @@ def test_it_hands_signals_on_and_ends_as_the_gateway_does(
     assert process.wait(_S) == 0
 
 
-def test_a_gateway_that_says_nothing_has_crashed(
+def test_silent_end_of_gateway_gives_status_1(
     served: tuple[subprocess.Popen[bytes], socket.socket],
 ) -> None:
     process, gateway = served
@@ -60,7 +60,7 @@ def test_a_gateway_that_says_nothing_has_crashed(
     assert process.wait(_S) == 1
 
 
-def test_the_gateway_hears_its_end(
+def test_end_of_stand_in_closes_channel(
     served: tuple[subprocess.Popen[bytes], socket.socket],
 ) -> None:
     process, gateway = served
@@ -68,41 +68,41 @@ def test_the_gateway_hears_its_end(
     assert gateway.recv(1) == b""
 
 
-async def _heard(channel: StandInChannel, other: socket.socket, *numbers: int) -> list[int]:
-    told: list[int] = []
+async def _received(channel: StandInChannel, other: socket.socket, *numbers: int) -> list[int]:
+    received: list[int] = []
     arrived = asyncio.Event()
 
     def signalled(number: int) -> None:
-        told.append(number)
+        received.append(number)
         arrived.set()
 
     channel.watch(signalled)
     other.send(bytes([*numbers, signal.SIGUSR1]))
     async with asyncio.timeout(60):
-        while not told or told[-1] != signal.SIGUSR1:
+        while not received or received[-1] != signal.SIGUSR1:
             arrived.clear()
             await arrived.wait()
     channel.unwatch()
-    return told[:-1]
+    return received[:-1]
 
 
-async def test_the_same_by_two_ways() -> None:
+async def test_same_signal_by_two_ways_counts_once() -> None:
     ours, other = socket.socketpair()
     channel = StandInChannel(ours)
     assert channel.admits(signal.SIGINT)
-    assert await _heard(channel, other, signal.SIGINT, signal.SIGTERM) == [signal.SIGTERM]
+    assert await _received(channel, other, signal.SIGINT, signal.SIGTERM) == [signal.SIGTERM]
     assert not channel.admits(signal.SIGTERM)
     assert channel.admits(signal.SIGHUP)
     ours.close()
     other.close()
 
 
-async def test_who_stands_in_no_more_ends_this_gateway() -> None:
+async def test_end_of_stand_in_counts_as_sigterm() -> None:
     ours, other = socket.socketpair()
     channel = StandInChannel(ours)
-    told: asyncio.Queue[int] = asyncio.Queue()
-    channel.watch(told.put_nowait)
+    numbers: asyncio.Queue[int] = asyncio.Queue()
+    channel.watch(numbers.put_nowait)
     other.close()
-    assert await asyncio.wait_for(told.get(), 60) == signal.SIGTERM
+    assert await asyncio.wait_for(numbers.get(), 60) == signal.SIGTERM
     channel.end(0)
     ours.close()
