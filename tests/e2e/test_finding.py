@@ -180,7 +180,9 @@ def test_from_an_empty_home_to_an_agent(
 
 
 @pytest.mark.slow
-def test_unlaunchable_client_is_refused(home: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unlaunchable_client_is_refused(
+    home: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     missing = bulkhead("launch", "codex", "tiny3", "4b")
     assert (missing.returncode, "isn't installed" in missing.stderr) == (127, True)
     assert hub.searches == [], "an agent that isn't there pulls nothing"

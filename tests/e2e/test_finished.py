@@ -115,7 +115,9 @@ def test_a_client_that_leaves_is_told(gateway: Gateway) -> None:
     assert (finished["outcome"], finished["error"]) == ("client_left", None)
 
 
-def test_forwarded_request_is_recorded_with_its_known_fields(gateway: Gateway, chats: ChatServer) -> None:
+def test_forwarded_request_is_recorded_with_its_known_fields(
+    gateway: Gateway, chats: ChatServer
+) -> None:
     chats.answer = "An answer from elsewhere."
     asked = {"stream": True, "stream_options": {"include_usage": True}}
     assert _chat(gateway, "passed", "far/writer", **asked) == 200

@@ -139,9 +139,7 @@ def test_files_that_answer_again_are_read(gateway: Gateway, folder: Path) -> Non
     eventually(lambda: gateway.order("load", "weights").status_code == 200, START_S)
 
 
-def test_pinned_model_is_tried_again(
-    start_gateway: Callable[..., Gateway], tmp_path: Path
-) -> None:
+def test_pinned_model_is_tried_again(start_gateway: Callable[..., Gateway], tmp_path: Path) -> None:
     """With smaller deadlines; the files answer meanwhile."""
     weights = hanging_weights(tmp_path / "m")
     running = start_gateway(

@@ -397,7 +397,9 @@ def test_half_closed_clients_get_their_answer(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_client_that_leaves_differs_from_a_half_closed_connection(gateway: Gateway, stream: bool) -> None:
+def test_client_that_leaves_differs_from_a_half_closed_connection(
+    gateway: Gateway, stream: bool
+) -> None:
     with connect(gateway) as connection:
         send(connection, post(CHAT, _body(3000, stream=stream)))
         eventually(lambda: not _idle(gateway))

@@ -183,7 +183,9 @@ def test_a_pull_survives_the_death_of_its_process(gateway: Gateway, hub: Hub) ->
     assert followed(gateway, pull_id)[-1]["state"] == "done"
 
 
-def test_second_pull_of_a_model_joins_and_a_fourth_pull_is_refused(gateway: Gateway, hub: Hub) -> None:
+def test_second_pull_of_a_model_joins_and_a_fourth_pull_is_refused(
+    gateway: Gateway, hub: Hub
+) -> None:
     pull_id = pull_slowly(gateway, hub)
     assert begin(gateway, SLOW)["id"] == pull_id
     # Wherever they end: there are three at a time.

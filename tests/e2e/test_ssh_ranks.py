@@ -1,4 +1,6 @@
-"""A rank on another machine by ssh: started, measured, and ended whatever dies or is cut. The machine is Debian's sshd on loopback, and the ranks are real worker processes.
+"""A rank on another machine by ssh, which is started, measured, and ended whatever dies or is cut.
+
+The machine is Debian's sshd on loopback, and the ranks are real worker processes.
 """
 
 from __future__ import annotations

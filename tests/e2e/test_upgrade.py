@@ -116,7 +116,9 @@ class _Response(threading.Thread):
         return [each.removeprefix("event: ") for each in self.lines if each.startswith("event: ")]
 
 
-def test_upgrade_disturbs_no_client(gateway: Gateway, undisturbed: list[tuple[object, ...]]) -> None:
+def test_upgrade_disturbs_no_client(
+    gateway: Gateway, undisturbed: list[tuple[object, ...]]
+) -> None:
     workers, pids = _workers(gateway), [gateway.status()["pid"]]
     events = len(gateway.events("ready"))
     idle = http.client.HTTPConnection(httpx.URL(gateway.url).host, httpx.URL(gateway.url).port)

@@ -37,10 +37,11 @@ POLICIES: Final = {
     "gateway/memory/leak_check.py": "tests/gateway/memory/test_leak_check.py",
     "gateway/requests/queue.py": "tests/gateway/requests/test_queue.py",
     "gateway/workers/rank_group.py": "tests/gateway/workers/hosts/test_fate.py test_bereavement.py",
-    "gateway/workers/lease.py": "tests/gateway/workers/hosts/test_lease.py test_tenants.py",
+    "gateway/workers/lifeline.py": (
+        "tests/gateway/workers/hosts/test_lifeline.py test_rank_worlds.py"
+    ),
     "gateway/workers/deaths.py": "tests/gateway/workers/test_deaths.py",
     "gateway/workers/verdicts.py": "tests/gateway/workers/test_verdicts.py",
-    "gateway/workers/leased.py": "tests/gateway/workers/test_leased.py",
     "gateway/mailbox/store.py": "tests/gateway/mailbox/test_store.py test_archive.py",
     "gateway/models/recovery.py": "tests/gateway/models/test_recovery.py test_compartment.py",
     "gateway/requests/traffic.py": (

@@ -32,7 +32,7 @@ from gateway.memory.leak_check import (
 from gateway.system.events import EventLog
 from gateway.system.machine import present_boot
 from gateway.system.memory import HostMemory
-from gateway.workers.remote_host import Hosts
+from gateway.workers.ssh_host import Hosts
 
 GB = 1_000_000_000
 TOTAL = 64 * GB

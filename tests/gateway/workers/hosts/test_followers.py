@@ -14,6 +14,7 @@ from gateway.workers.followers import Followers, Plan, devices
 from gateway.workers.host import LocalHost, RankEnd, RankOrder
 from gateway.workers.ladder import LadderStep
 from gateway.workers.process import ExitStatus
+from gateway.workers.worker_log import WorkerLog
 from protocol.life import Ranks
 
 
@@ -26,7 +27,7 @@ class ScriptedRank:
     async def footprint(self) -> Footprint:
         return Footprint(host_bytes=100 + self.pid, host_peak_bytes=None)
 
-    async def keep(self, wanted_bytes: int) -> int:
+    async def reserve(self, wanted_bytes: int) -> int:
         return wanted_bytes
 
     async def dump(self) -> None:
@@ -55,7 +56,7 @@ class ScriptedHost(LocalHost):
     async def free_ports(self, count: int) -> tuple[int, ...]:
         return tuple(range(5000, 5000 + count))
 
-    async def start(self, order: RankOrder) -> ScriptedRank:
+    async def start(self, order: RankOrder, log: WorkerLog) -> ScriptedRank:
         if len(self.ranks) >= self.most:
             raise OSError("no room for another one")
         self.orders.append(order)
@@ -71,10 +72,10 @@ class SlowHost(ScriptedHost):
         self.asked = asyncio.Event()
         self.answers = asyncio.Event()
 
-    async def start(self, order: RankOrder) -> ScriptedRank:
+    async def start(self, order: RankOrder, log: WorkerLog) -> ScriptedRank:
         self.asked.set()
         await self.answers.wait()
-        return await super().start(order)
+        return await super().start(order, log)
 
 
 class Told:
@@ -113,6 +114,7 @@ def followers(short_path: Path, told: Told) -> Callable[[ScriptedHost, int], Fol
             hosts=[host] * size,
             interfaces=[("10.0.0.1",)] * size,
             silence_s=5.0,
+            log=WorkerLog(short_path / "big.log"),
             cards=["4", "6"],
         )
         return Followers(plan, short_path / "7.rank", told)
