@@ -36,7 +36,7 @@ NPM_AGENTS := @anthropic-ai/claude-code@2.1.330 claude-code-older@npm:@anthropic
 NPM_SUITES := llmprobe@0.6.12
 SUITES := llm-comply==0.5.0
 
-.PHONY: install demo demo-picture serve browser shells quick test test-more test-all test-as-mac chaos check rooms upstream format mutants dist formula bench bench-swap bench-beside bench-crowd clean
+.PHONY: install demo demo-picture serve browser shells sshd quick test test-more test-all test-as-mac chaos check rooms upstream format mutants dist formula bench bench-swap bench-beside bench-crowd clean
 
 install: $(INSTALLED)
 

@@ -175,7 +175,7 @@ class WorkerSupervisor:
     async def _load(self) -> None:
         await self._measure()
         followers = self.worker.followers
-        ranks = None if followers is None else await followers.told()
+        ranks = None if followers is None else await followers.until_started()
         if not self._still(State.LOADING) or (followers is not None and ranks is None):
             return
         worker, estimated = self.worker, self._model_memory.estimate

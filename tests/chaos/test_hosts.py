@@ -1,5 +1,5 @@
-"""Ranks on other hosts, while links, ssh, ranks and gateways are lost: nothing is left anywhere, and
-what comes back serves again.
+"""Ranks on other hosts, while links, ssh, ranks and gateways are lost: nothing is left anywhere,
+and what comes back serves again.
 """
 
 from __future__ import annotations

@@ -222,7 +222,7 @@ class Incarnation:
     news: list[tuple[float, int]] = field(default_factory=list)
     must_end_at: list[float] = field(default_factory=list)
     ladders: list[tuple[Iterator[Rung], float]] = field(default_factory=list)
-    leader_told: bool = False
+    leader_reported: bool = False
     troubled_at: float | None = None
 
 
@@ -238,7 +238,7 @@ class World(RuleBasedStateMachine):
         places=st.lists(st.sampled_from((None, 0, 0, 1)), min_size=1, max_size=4),
         gigabytes=st.sampled_from((0, 1, 4, 20)),
     )
-    def begin(self, places: list[int | None], gigabytes: int) -> None:
+    def set_up(self, places: list[int | None], gigabytes: int) -> None:
         self.now = 100.0
         self.places = places
         self.held = gigabytes * GB
@@ -266,7 +266,7 @@ class World(RuleBasedStateMachine):
     def a_rank_is_killed(self, rank: int) -> None:
         process = self._process(rank)
         if process is not None and process.alive:
-            self._note(f"rank {rank} is killed")
+            self._record(f"rank {rank} is killed")
             process.killed_at = self.now
             self._trouble()
 
@@ -274,7 +274,7 @@ class World(RuleBasedStateMachine):
     def a_rank_ends_by_itself(self, rank: int) -> None:
         process = self._process(rank)
         if process is not None and process.alive and not process.stubborn:
-            self._note(f"rank {rank} ends by itself")
+            self._record(f"rank {rank} ends by itself")
             process.ends_at = self.now
             self._trouble()
 
@@ -290,12 +290,12 @@ class World(RuleBasedStateMachine):
     @rule(rungs=st.sampled_from((ladder.polite, ladder.shortened, ladder.hung)))
     def somebody_ends_it(self, rungs: Callable[[int], tuple[Rung, ...]]) -> None:
         """An operator, an eviction, or a verdict that it hangs."""
-        self._note(f"{rungs.__name__} ladder")
+        self._record(f"{rungs.__name__} ladder")
         self._climb(rungs(self.held))
 
     @rule(host=st.integers(0, 1), hears=st.booleans(), answers=st.booleans())
     def a_link_changes(self, host: int, hears: bool, answers: bool) -> None:
-        self._note(f"host {host} hears: {hears}, answers: {answers}")
+        self._record(f"host {host} hears: {hears}, answers: {answers}")
         self.hears[host], self.answers[host] = hears, answers
 
     @rule(carries=st.sampled_from((1, 3, 100)))
@@ -305,14 +305,14 @@ class World(RuleBasedStateMachine):
     @rule(rank=st.integers(1, 4))
     def a_remote_program_is_killed(self, rank: int) -> None:
         if (session := self.incarnation.sessions.get(rank)) is not None:
-            self._note(f"the remote program of rank {rank} is killed")
+            self._record(f"the remote program of rank {rank} is killed")
             self._trouble()
             session.kill_remote(self.now)
 
     @rule(rank=st.integers(1, 4))
     def an_ssh_is_killed(self, rank: int) -> None:
         if (session := self.incarnation.sessions.get(rank)) is not None:
-            self._note(f"ssh to rank {rank} is killed")
+            self._record(f"ssh to rank {rank} is killed")
             self._trouble()
             session.lose(self.now)
 
@@ -374,7 +374,7 @@ class World(RuleBasedStateMachine):
             self.number, self.fate(), self._new(0), deque(range(1, len(self.places) + 1))
         )
         self.everyone.append(self.incarnation.leader)
-        self._note(f"incarnation {self.number}")
+        self._record(f"incarnation {self.number}")
 
     def _new(self, rank: int) -> Process:
         lag_s, stubborn = self.lags[rank % len(self.lags)]
@@ -390,15 +390,15 @@ class World(RuleBasedStateMachine):
         self._start()
         self._climb_on()
         current = self.incarnation
-        for at, rank in [each for each in current.news if self.now >= each[0]]:
-            current.news.remove((at, rank))
-            self._told(rank)
-        for at in [each for each in current.must_end_at if self.now >= each]:
-            current.must_end_at.remove(at)
+        for reported_at, rank in [news for news in current.news if self.now >= news[0]]:
+            current.news.remove((reported_at, rank))
+            self._report_end(rank)
+        for end_at in [time for time in current.must_end_at if self.now >= time]:
+            current.must_end_at.remove(end_at)
             if current.fate.must_end():
                 current.fate.end()
                 self._climb(ladder.after_rank_failure(self.held))
-        if current.leader_told and current.fate.over:
+        if current.leader_reported and current.fate.over:
             self._over()
         self.everyone = [each for each in self.everyone if each.alive]
         self.check()
@@ -413,14 +413,14 @@ class World(RuleBasedStateMachine):
             # It may be told twice.
             current.news += [(self.now + late_s, process.rank), (self.now + LATEST_S, process.rank)]
 
-    def _told(self, rank: int) -> None:
+    def _report_end(self, rank: int) -> None:
         current = self.incarnation
         process = current.followers[rank] if rank else current.leader
         status = process.status
         assert status is not None
         end = RankEnd(status, str(status))
         if rank == 0:
-            current.leader_told = True
+            current.leader_reported = True
             self._end_after(current.fate.leader_ended(end))
         else:
             self._follower_ended(rank, end)
@@ -450,16 +450,16 @@ class World(RuleBasedStateMachine):
     def _climb_on(self) -> None:
         current = self.incarnation
         ladders, current.ladders = current.ladders, []
-        for rungs, at in ladders:
-            if self.now < at:
-                current.ladders.append((rungs, at))
+        for rungs, next_at in ladders:
+            if self.now < next_at:
+                current.ladders.append((rungs, next_at))
             elif (rung := next(rungs, None)) is not None:
-                self._take(rung.step)
+                self._apply(rung.step)
                 current.ladders.append((rungs, self.now + rung.deadline_s))
 
-    def _take(self, step: LadderStep) -> None:
+    def _apply(self, step: LadderStep) -> None:
         current = self.incarnation
-        current.fate.take(step)
+        current.fate.record_step(step)
         leader = current.leader
         leader.signal(LadderStep.TERMINATE if step is LadderStep.ASK else step, self.now)
         if step is not LadderStep.ASK:
@@ -625,7 +625,7 @@ class World(RuleBasedStateMachine):
         session = self.incarnation.sessions.get(rank)
         return session is not None and session.runs
 
-    def _note(self, text: str) -> None:
+    def _record(self, text: str) -> None:
         self.story.append(f"{self.now}: {text}")
 
     def _tell(self, what: str) -> str:

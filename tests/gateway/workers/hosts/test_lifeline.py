@@ -56,8 +56,8 @@ def test_remote_program_ends_before_the_gateway_counts_on_it(
         pongs.append((heard_at, number))
         ping_at += PING_S
     gone_by = gone_at(pong_at, pong_at, 0)
-    for at, number in pongs:
-        if not lifeline.is_cut(at + skew):
+    for received_at, number in pongs:
+        if not lifeline.is_cut(received_at + skew):
             lifeline.pong(number)
     ends_by = gone_by - grace_s(0)
     assert lifeline.is_cut(ends_by + skew)
