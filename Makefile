@@ -36,7 +36,7 @@ NPM_AGENTS := @anthropic-ai/claude-code@2.1.330 claude-code-older@npm:@anthropic
 NPM_SUITES := llmprobe@0.6.12
 SUITES := llm-comply==0.5.0
 
-.PHONY: install demo demo-picture serve browser shells quick test test-more test-all test-as-mac chaos check rooms upstream format mutants dist formula bench bench-swap bench-beside bench-crowd clean
+.PHONY: install demo demo-picture serve browser shells sshd quick test test-more test-all test-as-mac chaos check rooms upstream format mutants dist formula bench bench-swap bench-beside bench-crowd clean
 
 install: $(INSTALLED)
 
@@ -114,28 +114,35 @@ shells:
 	  apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install zsh fish; \
 	else false; fi >/dev/null || echo 'Without zsh and fish their completion is not tested.' >&2
 
+# Ranks on other machines are tested with Debian's sshd on loopback.
+sshd:
+	@if command -v ssh && PATH="$$PATH:/usr/sbin" command -v sshd; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get; then \
+	  apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install openssh-server openssh-client; \
+	else false; fi >/dev/null || echo 'There is no sshd, so ranks on other machines are not tested.' >&2
+
 # None of them waits for anything.
 quick: PROCESSES := 2
 quick: $(VENV)/.dev
 	$(TESTS_AT_ONCE) -p tests.support.quick tests
 
-test: $(VENV)/.clients $(VENV)/smollm2 browser shells
+test: $(VENV)/.clients $(VENV)/smollm2 browser shells sshd
 	$(TESTS_AT_ONCE) -m '$(ORDINARY) and not alone'
 	$(BIN)/python -m pytest -m '$(ORDINARY) and alone' $(ALONE)
 
 # The first failure ends the run. Examples that nobody has seen yet are looked for by test-all alone.
 # OPTIONS are further ones of pytest.
-test-more: $(VENV)/.clients $(VENV)/.frameworks $(VENV)/smollm2 $(VENV)/coder browser shells
+test-more: $(VENV)/.clients $(VENV)/.frameworks $(VENV)/smollm2 $(VENV)/coder browser shells sshd
 	$(TESTS_AT_ONCE) $(OPTIONS) --maxfail 1 -m 'slow and not chaos'
 
-test-all: $(VENV)/.clients $(VENV)/.frameworks $(VENV)/.strangers $(VENV)/smollm2 $(VENV)/coder browser shells
+test-all: $(VENV)/.clients $(VENV)/.frameworks $(VENV)/.strangers $(VENV)/smollm2 $(VENV)/coder browser shells sshd
 	$(BIN)/python -m pytest
 
 # As a Mac would meet the tests, as far as Linux can show it. TESTS is what to run of them.
-test-as-mac: $(VENV)/.clients browser shells
+test-as-mac: $(VENV)/.clients browser shells sshd
 	$(TESTS_AT_ONCE) -p tests.support.as_mac -m '$(ORDINARY) and not alone' $(TESTS)
 
-chaos: $(VENV)/.dev
+chaos: $(VENV)/.dev sshd
 	$(BIN)/python -m pytest -m chaos tests/chaos
 
 check: $(VENV)/.dev

@@ -433,6 +433,7 @@ class HostSettings(Section, frozen=True):
         text(
             "The command bulkhead on that host; its shell reads the command.",
             "a command such as ~/bulkhead/.venv/bin/bulkhead",
+            example="bulkhead",
         ),
     ] = "bulkhead"
     budget: Annotated[

@@ -76,7 +76,7 @@ class ModelLoad:
     async def send_order(self, worker: Worker) -> None:
         """Step 4, once the worker is measured."""
         followers = worker.followers
-        ranks = None if followers is None else await followers.told()
+        ranks = None if followers is None else await followers.until_started()
         loading = not worker.ended.is_set() and self._parts.condition.state is State.LOADING
         if not loading or (followers is not None and ranks is None):
             return

@@ -90,8 +90,8 @@ class FollowingRank:
         self.footprint_bytes = found.current_bytes
         return found
 
-    async def take(self, step: ShutdownStep) -> None:
-        """Take a step of the ladder on the rank. Raises: OSError."""
+    async def apply(self, step: ShutdownStep) -> None:
+        """Apply a shutdown step to the rank. Raises: OSError."""
         match step:
             case _ if self.running is None:
                 return
@@ -137,13 +137,13 @@ class Followers:
         self._leader = leader
         self._keys = new_keys()
         self._tasks = Tasks(f"ranks of {plan.model_id}")
-        self._told: asyncio.Future[Ranks | None] = asyncio.get_running_loop().create_future()
+        self._ranks_known: asyncio.Future[Ranks | None] = asyncio.get_running_loop().create_future()
         self.fate = RankGroup()
         self._endpoint = endpoint(path)
-        self._promised_bytes: dict[int, int] = {}
+        self._reserved_bytes: dict[int, int] = {}
         self.reservation = RankReservation()
         self._asking = False
-        self.each = [FollowingRank(rank, host) for rank, host in enumerate(plan.hosts) if rank]
+        self.members = [FollowingRank(rank, host) for rank, host in enumerate(plan.hosts) if rank]
         self._tasks.start(self._start(), "start")
 
     @property
@@ -154,18 +154,18 @@ class Followers:
     @property
     def size_here(self) -> int:
         """The number of ranks on this machine, rank 0 included."""
-        return 1 + sum(each.is_here for each in self.each)
+        return 1 + sum(each.is_here for each in self.members)
 
     @property
     def running_here(self) -> bool:
         """Whether a follower runs on this machine."""
-        return any(each.is_here and each.running is not None for each in self.each)
+        return any(each.is_here and each.running is not None for each in self.members)
 
-    async def told(self) -> Ranks | None:
+    async def until_started(self) -> Ranks | None:
         """Wait until the followers are started. Returns what rank 0 must know of all ranks for its
         load; None: a follower could not be started.
         """
-        return await asyncio.shield(self._told)
+        return await asyncio.shield(self._ranks_known)
 
     async def read_footprints(self) -> list[Footprint]:
         """Read the footprints of all followers, and return those of followers on this machine.
@@ -173,19 +173,19 @@ class Followers:
         Raises:
             FootprintError, OSError: the footprint of a follower on this machine can't be read.
         """
-        here = [each for each in self.each if each.is_here]
-        there = (each.read_footprint() for each in self.each if not each.is_here)
+        here = [each for each in self.members if each.is_here]
+        there = (each.read_footprint() for each in self.members if not each.is_here)
         found = await asyncio.gather(*(each.read_footprint() for each in here))
         # Each other host counts the memory of its ranks. This gateway only shows their footprints.
         await asyncio.gather(*there, return_exceptions=True)
         return [each for each in found if each is not None]
 
-    async def take(self, step: ShutdownStep) -> None:
-        """Take a step of the ladder on all followers. A failure is only logged: the next step
+    async def apply(self, step: ShutdownStep) -> None:
+        """Apply a shutdown step to all followers. A failure is only logged: the next step
         follows.
         """
-        self.fate.take(step)
-        await asyncio.gather(*(self._take(each, step) for each in self.each))
+        self.fate.record_step(step)
+        await asyncio.gather(*(self._apply(each, step) for each in self.members))
 
     def leader_ended(self, status: ExitStatus) -> None:
         self._end_after(self.fate.leader_ended(RankEnd(status, str(status))))
@@ -205,7 +205,7 @@ class Followers:
             case Need():
                 self._need(message)
             case RankLost(rank=rank):
-                lost = (each for each in self.each if each.rank == rank)
+                lost = (each for each in self.members if each.rank == rank)
                 for each in lost:
                     self.fate.missed(rank, each.host.name)
             case _:
@@ -214,7 +214,9 @@ class Followers:
 
     def _need(self, need: Need) -> None:
         now = asyncio.get_running_loop().time()
-        self.reservation.need(need.least_bytes, now, waits=need.held > 0 and not need.used_bytes)
+        self.reservation.record_need(
+            need.least_bytes, now, waits=need.held > 0 and not need.used_bytes
+        )
         if self.reservation.wish_bytes is not None and not self._asking:
             self._asking = True
             self._tasks.start(self._ask_for_more(), "ask for memory")
@@ -229,7 +231,7 @@ class Followers:
         ranks, failure = None, None
         try:
             ranks = await self._ranks()
-            for each in self.each:
+            for each in self.members:
                 if not self.fate.may_start:
                     break
                 each.process = await asyncio.wait_for(
@@ -238,13 +240,13 @@ class Followers:
                 step = self.fate.started(each.rank)
                 self._tasks.start(self._wait(each, each.process), f"rank {each.rank}")
                 if step is not None:
-                    await self._take(each, step)
+                    await self._apply(each, step)
         except (OSError, TimeoutError) as error:
             ranks = None
             failure = f"its ranks can't be started: {str(error) or 'there is no answer'}"
         finally:
             self.fate.none_more()
-            self._told.set_result(ranks)
+            self._ranks_known.set_result(ranks)
         self._leader.followers_started(failure)
 
     async def _ranks(self) -> Ranks:
@@ -281,7 +283,9 @@ class Followers:
         """The interfaces of each rank. Raises: OSError: a host can't be reached."""
         plan = self._plan
         addresses = [await asyncio.wait_for(each.address(), _ANSWER_S) for each in plan.hosts]
-        if (elsewhere := next((each for each in self.each if not each.is_here), None)) is not None:
+        if (
+            elsewhere := next((each for each in self.members if not each.is_here), None)
+        ) is not None:
             own = own_address(towards=addresses[elsewhere.rank])
             addresses = [
                 own if isinstance(host, LocalHost) else address
@@ -299,18 +303,18 @@ class Followers:
         are free there, and at least `needed_bytes`.
         """
         free_bytes: dict[str, int] = {}
-        for each in self.each:
+        for each in self.members:
             if each.is_here:
                 continue
             name = each.host.name
             if name not in free_bytes:
                 figures = await asyncio.wait_for(each.host.figures(), _ANSWER_S)
-                sharers = sum(other.host.name == name for other in self.each)
+                sharers = sum(other.host.name == name for other in self.members)
                 free_bytes[name] = figures.free_bytes // sharers
             wanted_bytes = min(self._plan.wanted_bytes, free_bytes[name])
-            self._promised_bytes[each.rank] = max(self._plan.needed_bytes, wanted_bytes)
+            self._reserved_bytes[each.rank] = max(self._plan.needed_bytes, wanted_bytes)
             if self._plan.needed_bytes:
-                self.reservation.keeps(each.rank, name, self._promised_bytes[each.rank])
+                self.reservation.record(each.rank, name, self._reserved_bytes[each.rank])
 
     async def _ask_for_more(self) -> None:
         """Ask other hosts to keep more bytes, until they keep enough or no sequence needs more, or
@@ -319,9 +323,9 @@ class Followers:
         loop = asyncio.get_running_loop()
         try:
             while (wish_bytes := self.reservation.wish_bytes) is not None and self.fate.may_start:
-                there = [each for each in self.each if not each.is_here]
+                there = [each for each in self.members if not each.is_here]
                 if all(await asyncio.gather(*(self._ask_host(e, wish_bytes) for e in there))):
-                    self.reservation.asked(wish_bytes)
+                    self.reservation.record_wish(wish_bytes)
                 failure = self.reservation.given_up(loop.time())
                 self._leader.reservation_changed(failure)
                 if failure is not None:
@@ -330,7 +334,7 @@ class Followers:
                     await asyncio.sleep(_ASK_AGAIN_S)
         finally:
             self._asking = False
-            self.reservation.forget()
+            self.reservation.forget_wish()
         if self.fate.may_start:
             self._leader.reservation_changed(None)
 
@@ -339,12 +343,12 @@ class Followers:
         if follower.running is None:
             return False
         try:
-            kept_bytes = await asyncio.wait_for(follower.running.reserve(wish_bytes), _ANSWER_S)
+            reserved_bytes = await asyncio.wait_for(follower.running.reserve(wish_bytes), _ANSWER_S)
         except (OSError, TimeoutError) as error:
             # A host that stays out of reach loses its session, which ends its rank.
             logger.warning("%s: memory for rank %d: %s", self._plan.model_id, follower.rank, error)
             return False
-        self.reservation.keeps(follower.rank, follower.host.name, kept_bytes)
+        self.reservation.record(follower.rank, follower.host.name, reserved_bytes)
         return True
 
     def _order(self, follower: FollowingRank) -> RankOrder:
@@ -364,7 +368,7 @@ class Followers:
             environment=environment,
             secret=self._keys.workers,
             python=plan.python,
-            needed_bytes=self._promised_bytes.get(rank, 0),
+            needed_bytes=self._reserved_bytes.get(rank, 0),
         )
 
     async def _wait(self, follower: FollowingRank, process: RankProcess) -> None:
@@ -388,9 +392,9 @@ class Followers:
             self.fate.end()
             self._leader.end_ranks()
 
-    async def _take(self, follower: FollowingRank, step: ShutdownStep) -> None:
+    async def _apply(self, follower: FollowingRank, step: ShutdownStep) -> None:
         try:
-            await asyncio.wait_for(follower.take(step), _ANSWER_S)
+            await asyncio.wait_for(follower.apply(step), _ANSWER_S)
         except (OSError, TimeoutError) as error:
             logger.warning("%s: rank %d: %s: %s", self._plan.model_id, follower.rank, step, error)
 

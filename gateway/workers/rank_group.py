@@ -1,7 +1,7 @@
 """When the ranks of one incarnation end, and which rank has failed first. No I/O; the caller passes
 the events.
 
-All ranks belong to one supervisor, and end together, on whichever hosts they run:
+All ranks belong to one model, and end together, on whichever hosts they run:
 
 1. When a rank ends without an order, all other ranks are ended at once.
 2. A follower that ends by itself with exit code 0 was told to do so by rank 0, which is about to
@@ -32,7 +32,7 @@ from protocol.process import LEFT_ALONE
 
 _UNKNOWN: Final = ExitStatus(None, None)
 _UNHEARD: Final = "rank 0 heard nothing of it any more"
-# The signals by which a process may end after a step of the ladder.
+# The signals by which a process may end after a shutdown step.
 _SIGNALS: Final[Mapping[ShutdownStep | None, tuple[str, ...]]] = {
     ShutdownStep.TERMINATE: ("SIGTERM",),
     ShutdownStep.KILL: ("SIGTERM", "SIGKILL"),
@@ -48,7 +48,7 @@ class Loss(Struct, frozen=True):
     status: ExitStatus
 
 
-class _Guilt(IntEnum):
+class _Certainty(IntEnum):
     """How surely the end of a rank was the first failure. The surest comes first."""
 
     # The loss of another rank can't cause such an end.
@@ -103,8 +103,8 @@ class RankFailure:
     @property
     def loss(self) -> Loss | None:
         """The first failure, as far as it is known; None: no rank was lost."""
-        first = min(self._ended, key=self._guilt, default=None)
-        if first is not None and self._guilt(first) is not _Guilt.NONE:
+        first = min(self._ended, key=self._certainty, default=None)
+        if first is not None and self._certainty(first) is not _Certainty.NONE:
             how = first.end.reason if first.faulty or first.step is None else _UNHEARD
             return self._loss(first.rank, first.host, how, first.end.status)
         if self._missed is not None:
@@ -113,14 +113,14 @@ class RankFailure:
             return self._loss(0, THIS_MACHINE, "the others heard nothing of it any more", None)
         return None
 
-    def _guilt(self, ended: _Ended) -> _Guilt:
+    def _certainty(self, ended: _Ended) -> _Certainty:
         status = ended.end.status
         killed = status is not None and status.signal == "SIGKILL"
         if ended.faulty and (status is None or ended.end.by_host or killed):
-            return _Guilt.FOREIGN
+            return _Certainty.FOREIGN
         if self._missed is not None and ended.rank == self._missed[0]:
-            return _Guilt.MISSED
-        return _Guilt.FAULT if ended.faulty else _Guilt.NONE
+            return _Certainty.MISSED
+        return _Certainty.FAULT if ended.faulty else _Certainty.NONE
 
     def _loss(self, rank: int, host: str, how: str, status: ExitStatus | None) -> Loss:
         # The loss can't have exit code 0, which would say that no rank was lost.
@@ -191,8 +191,8 @@ class RankGroup:
         """Note that all ranks are about to be ended."""
         self._ending = True
 
-    def take(self, step: ShutdownStep) -> None:
-        """Note that this step is taken on all ranks."""
+    def record_step(self, step: ShutdownStep) -> None:
+        """Record that this step is applied to all ranks."""
         self._ending = True
         self._step = step
 

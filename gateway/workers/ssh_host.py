@@ -141,6 +141,11 @@ class RemoteRank:
         self._end: asyncio.Future[RankEnd] = asyncio.get_running_loop().create_future()
         self._tasks = Tasks(f"rank on {host.name}")
 
+    @property
+    def was_opened(self) -> bool:
+        """Whether a session was opened, so that the rank may have been started."""
+        return self._session is not None
+
     async def start(self, order: RankOrder, settings: HostSettings) -> None:
         """Open a session and start the rank. Without an answer the rank counts as started.
 
@@ -176,7 +181,8 @@ class RemoteRank:
         if self._session is None or self._session.ended.is_set() or self._end.done():
             raise ConnectionError(f"{self._host.name} is out of reach")
         reserved_bytes = self._host.memory.raise_to(self.number, wanted_bytes)
-        logger.info("Rank %d on %s may hold %s", self.pid, self._host.name, reserved_bytes)
+        size = format_size(reserved_bytes)
+        logger.info("Rank %d on %s may hold %s now", self.pid, self._host.name, size)
         return reserved_bytes
 
     async def dump(self) -> None:
@@ -331,11 +337,12 @@ class SshHost:
         self._ranks.add(rank)
         try:
             await rank.start(order, self.settings)
-        except OSError:
-            self.memory.release(rank.number)
-            self._ranks.discard(rank)
-            raise
-        self._tasks.start(self._forget(rank), f"rank {rank.pid}")
+        finally:
+            if rank.was_opened:
+                self._tasks.start(self._forget(rank), "rank")
+            else:
+                self.memory.release(rank.number)
+                self._ranks.discard(rank)
         return rank
 
     async def has_ended(self, process: ProcessIdentity, deadline_s: float) -> bool:

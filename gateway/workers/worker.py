@@ -155,7 +155,7 @@ class Worker:
     @property
     def pids(self) -> list[int]:
         """The pids of the model's ranks on this machine."""
-        others = () if self.followers is None else self.followers.each
+        others = () if self.followers is None else self.followers.members
         here = (each.process for each in others if each.is_here)
         return [self.pid, *(each.pid for each in here if each is not None)]
 
@@ -328,7 +328,7 @@ class Worker:
             try:
                 self._apply(step)
                 if self.followers is not None:
-                    await self.followers.take(step)
+                    await self.followers.apply(step)
             except Exception:
                 logger.exception("Worker %d: %s", self.pid, step, extra=about(pid=self.pid))
                 continue

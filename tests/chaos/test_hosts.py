@@ -1,5 +1,5 @@
-"""Ranks on other hosts, while links, agents and gateways are lost: nothing is left anywhere, and
-what comes back serves again.
+"""Ranks on other hosts, while links, ssh, ranks and gateways are lost: nothing is left anywhere,
+and what comes back serves again.
 """
 
 from __future__ import annotations
@@ -13,23 +13,29 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 
+import psutil
 import pytest
 
-from tests.support.agent import Agent, Link, model_table
 from tests.support.gateway import START_S, Gateway, eventually, gone
+from tests.support.ssh_host import Link, SshClient, SshMachine, model_table, needs_sshd
 
-pytestmark = pytest.mark.chaos
+pytestmark = [pytest.mark.chaos, needs_sshd]
 
 PROMPT = "Tell me a story about a small model."
 SETTINGS = "[workers]\nrestart_limit = 1000\nheartbeat_timeout_s = 5\n"
 BRIDGE = "bh-chaos"
 
 
-def config(*agents: tuple[str, Agent]) -> str:
-    tables = (
-        each.table(name) + model_table(f"on-{name}", "demo", "local", name) for name, each in agents
-    )
-    return SETTINGS + "".join(tables)
+@pytest.fixture
+def client() -> Iterator[SshClient]:
+    client = SshClient()
+    yield client
+    client.close()
+
+
+def start_gateway(client: SshClient, *machines: SshMachine) -> Gateway:
+    tables = (m.table() + model_table(f"on-{m.name}", "demo", "local", m.name) for m in machines)
+    return Gateway(config=SETTINGS + "".join(tables), environment={"PATH": client.path})
 
 
 def say(gateway: Gateway, model_id: str) -> str | None:
@@ -38,9 +44,9 @@ def say(gateway: Gateway, model_id: str) -> str | None:
     return answer.json()["choices"][0]["message"]["content"] if answer.is_success else None
 
 
-def processes(gateway: Gateway, model_id: str, agent: Agent) -> list[int]:
+def processes(gateway: Gateway, model_id: str, machine: SshMachine) -> list[int]:
     """Of a model's ranks, as soon as both are there."""
-    (there,) = eventually(agent.children, START_S)
+    (there,) = eventually(machine.ranks, START_S)
     return [gateway.worker_pid(model_id), there]
 
 
@@ -50,33 +56,36 @@ def gone_within(pids: list[int]) -> float:
     return round(time.monotonic() - began, 1)
 
 
-def test_a_link_that_is_cut_and_mended(tell: Callable[..., None]):
-    agent = Agent()
-    link = Link(agent.port)
-    table = agent.table("one", link.url) + model_table("on-one", "demo", "local", "one")
-    gateway = Gateway(config=SETTINGS + table)
+def test_link_that_is_cut_and_mended_serves_again(client: SshClient, tell: Callable[..., None]):
+    machine = SshMachine(client, "one")
+    link = Link(machine.port)
+    machine.through(link)
+    gateway = start_gateway(client, machine)
     try:
         text = say(gateway, "on-one")
         assert text
-        left = processes(gateway, "on-one", agent)
+        ranks = processes(gateway, "on-one", machine)
         link.cut()
-        tell(processes_gone_after_s=gone_within(left))
-        assert eventually(lambda: say(gateway, "on-one") is None, START_S)
+        tell(processes_gone_after_s=gone_within(ranks))
+        brief = {"X-Deadline-S": "5"}
+        assert not gateway.chat(PROMPT, "on-one", headers=brief, max_tokens=12).is_success
         link.mend()
         assert eventually(lambda: say(gateway, "on-one"), START_S) == text
     finally:
         link.close()
         assert gateway.stop() == 0
-        assert agent.stop() == 0
+        machine.stop()
 
 
 @pytest.mark.timeout(1800)
-def test_agents_ranks_and_gateways_are_killed(tell: Callable[..., None]):
-    """Ten agents, ten gateways, and twenty ranks at random."""
-    agent = Agent()
-    gateway = Gateway(config=config(("one", agent)))
+def test_killed_ssh_sshd_ranks_and_gateways_leave_nothing(
+    client: SshClient, tell: Callable[..., None]
+):
+    """Five times each of ssh, sshd and the remote program, ten gateways, and twenty ranks."""
+    machine = SshMachine(client, "one")
+    gateway = start_gateway(client, machine)
     dice = random.Random(17)
-    victims = [*["agent"] * 10, *["gateway"] * 10, *["rank"] * 20]
+    victims = [*["ssh", "sshd", "remote"] * 5, *["gateway"] * 10, *["rank"] * 20]
     dice.shuffle(victims)
     longest_s: dict[str, float] = {}
     text = say(gateway, "on-one")
@@ -84,28 +93,32 @@ def test_agents_ranks_and_gateways_are_killed(tell: Callable[..., None]):
     try:
         for victim in victims:
             assert eventually(functools.partial(say, gateway, "on-one"), START_S) == text
-            left = processes(gateway, "on-one", agent)
+            ranks = processes(gateway, "on-one", machine)
             match victim:
-                case "agent":
-                    agent.process.kill()
-                    agent.process.wait()
+                case "ssh":
+                    for process in psutil.Process(gateway.pid).children():
+                        if process.name() == "ssh":
+                            process.kill()
+                case "sshd":
+                    machine.kill_sessions()
+                case "remote":
+                    os.kill(psutil.Process(ranks[1]).ppid(), signal.SIGKILL)
                 case "gateway":
                     gateway.process.kill()
                 case _:
-                    os.kill(dice.choice(left), signal.SIGKILL)
-            longest_s[victim] = max(longest_s.get(victim, 0.0), gone_within(left))
-            if victim == "agent":
-                agent.start()
-            elif victim == "gateway":
+                    os.kill(dice.choice(ranks), signal.SIGKILL)
+            longest_s[victim] = max(longest_s.get(victim, 0.0), gone_within(ranks))
+            if victim == "gateway":
                 gateway.process.wait()
                 gateway.stop()
-                gateway = Gateway(config=config(("one", agent)))
-        tell(**{f"processes_gone_after_{name}_s": each for name, each in longest_s.items()})
+                eventually(lambda: not machine.remotes())
+                gateway = start_gateway(client, machine)
+        tell(**{f"processes_gone_after_{name}_s": s for name, s in longest_s.items()})
     finally:
         try:
             gateway.stop()
         finally:
-            agent.stop()
+            machine.stop()
 
 
 def _ip(*words: str) -> None:
@@ -143,26 +156,30 @@ def _remove(names: dict[str, str]) -> None:
     subprocess.run(["ip", "link", "del", BRIDGE], check=False, capture_output=True)
 
 
-def test_two_hosts_one_of_which_is_cut_off(networks: dict[str, str], tell: Callable[..., None]):
-    """Each in a network namespace. The model on the other one goes on."""
-    agents = {
-        name: Agent(host=address, prefix=("ip", "netns", "exec", f"bh-{name}"))
+def test_host_that_is_cut_off_leaves_the_other_serving(
+    client: SshClient, networks: dict[str, str], tell: Callable[..., None]
+):
+    """Each host is in a network namespace."""
+    machines = {
+        name: SshMachine(
+            client, name, address=address, prefix=("ip", "netns", "exec", f"bh-{name}")
+        )
         for name, address in networks.items()
     }
-    gateway = Gateway(config=config(*agents.items()))
+    gateway = start_gateway(client, *machines.values())
     try:
         text = say(gateway, "on-one")
         assert text
         assert say(gateway, "on-two") == text
         for round_ in range(3):
-            cut, other = processes(gateway, "on-one", agents["one"]), agents["two"].children()
+            cut, other = processes(gateway, "on-one", machines["one"]), machines["two"].ranks()
             _ip("link", "set", "bh-one-near", "down")
             tell(round=round_, processes_gone_after_s=gone_within(cut))
             assert say(gateway, "on-two") == text
-            assert agents["two"].children() == other
+            assert machines["two"].ranks() == other
             _ip("link", "set", "bh-one-near", "up")
             assert eventually(lambda: say(gateway, "on-one"), START_S) == text
     finally:
         gateway.stop()
-        for each in agents.values():
-            each.stop()
+        for machine in machines.values():
+            machine.stop()

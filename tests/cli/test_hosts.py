@@ -16,16 +16,16 @@ GB = 1_000_000_000
     ("host", "words"),
     [
         (
-            HostStatus("studio2", "https://s:8643", True, None, "1.0", 96 * GB, 8 * GB, 88 * GB, 1),
+            HostStatus("studio2", "me@studio2", True, None, "1.0", 96 * GB, 8 * GB, 88 * GB, 1),
             ["studio2", "1.0", "1", "8.0 GB", "88.0 GB", "96.0 GB"],
         ),
         (
-            filled(HostStatus, name="gone", url="https://g:8643", reason="no answer"),
+            filled(HostStatus, name="gone", ssh="gone", reason="no answer"),
             ["gone", "out of reach", "-", "-", "-", "-"],
         ),
     ],
 )
-def test_a_host_is_one_row(host: HostStatus, words: list[str]):
+def test_host_is_one_row(host: HostStatus, words: list[str]):
     console = Console(width=100)
     with console.capture() as captured:
         console.print(_hosts_table((host,)))

@@ -247,7 +247,7 @@ def _status() -> dict[str, Any]:
         "hosts": [
             {
                 "name": each,
-                "url": f"https://{each}:8643",
+                "ssh": each,
                 "reachable": True,
                 "version": "1.0.0",
                 "budget_bytes": 12_000_000_000,

@@ -7,90 +7,63 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from gateway.workers.agent_bodies import API, HostBody, HostMemoryBody
 
 from gateway.config.settings import Flags
 from gateway.doctor.finding import Finding, Severity
 from gateway.doctor.installation import Installation
 from gateway.doctor.network import judge_host, look_at_hosts
+from gateway.workers.ssh_messages import HostReading
 from tests.support.gateway import Gateway, eventually
 
 GB = 1_000_000_000
-ANSWER = HostBody(
-    api=API,
-    version="1.0",
-    hostname="studio2",
-    system="Darwin",
-    back_end="metal",
-    pid=7,
-    versions={},
-    memory=HostMemoryBody(100 * GB, 40 * GB, 60 * GB, 128 * GB, 50 * GB, "normal"),
-    ranks=2,
-)
+READING = HostReading(100 * GB, 128 * GB, 50 * GB, "normal")
+CONFIG = '[hosts.gone]\nssh = "gone.invalid"\n'
 
 
-def test_answering_agent_is_fine():
-    finding = judge_host("studio2", ANSWER, None)
+def test_host_that_answers_is_ok():
+    finding = judge_host("studio2", READING)
     assert finding.severity is Severity.OK
-    assert "60.0 GB of 100 GB is free, 2 ranks run" in finding.evidence
+    assert "ranks may hold 100 GB, and 50.0 GB of 128 GB is available" in finding.evidence
 
 
-def test_silent_agent_is_an_error():
-    finding = judge_host("studio2", "no route to host", None)
+def test_host_that_does_not_answer_is_an_error():
+    finding = judge_host("studio2", "no route to host")
     assert finding.severity is Severity.ERROR
-    assert "bulkhead agent" in str(finding.remedy)
+    assert "ssh -o BatchMode=yes" in str(finding.remedy)
 
 
-def test_agent_of_another_version_is_an_error():
-    finding = judge_host("studio2", ANSWER, "studio2 has other versions.")
-    assert finding.severity is Severity.ERROR
-    assert "same version" in str(finding.remedy)
-
-
-def test_each_is_asked(tmp_path: Path):
-    key = tmp_path / "key"
-    key.write_text("secret")
-    key.chmod(0o600)
+def test_every_host_is_asked(tmp_path: Path):
     config = tmp_path / "config.toml"
-    config.write_text(
-        f'[hosts.gone]\nurl = "https://127.0.0.1:1"\nkey_file = "{key}"\n'
-        f'fingerprint = "{"0" * 64}"\n'
-    )
+    config.write_text(CONFIG)
     (finding,) = look_at_hosts(Installation(Flags(config=config), {}))
     assert (finding.subject, finding.severity) == ("gone", Severity.ERROR)
-    assert "https://127.0.0.1:1 can't be reached" in finding.evidence
+    assert "ssh" in finding.evidence
     config.write_text("")
     (finding,) = look_at_hosts(Installation(Flags(config=config), {}))
     assert finding.severity is Severity.OK
 
 
-def test_agent_that_answers_only_the_doctor_is_an_error(monkeypatch: pytest.MonkeyPatch):
+def test_host_that_only_the_doctor_reaches_is_an_error(monkeypatch: pytest.MonkeyPatch):
     async def answers(name: str, _settings: object) -> Finding:
-        return judge_host(name, ANSWER, None)
+        return judge_host(name, READING)
 
     monkeypatch.setattr("gateway.doctor.network._look", answers)
     running = SimpleNamespace(unreached={"studio2": "no route to host"})
     settings = SimpleNamespace(hosts={"studio2": None, "studio3": None})
     installation = SimpleNamespace(settings=settings, running=lambda: running)
-    denied, free = look_at_hosts(installation)  # type: ignore[arg-type]
-    assert (denied.severity, denied.subject) == (Severity.ERROR, "studio2")
-    assert "not the running gateway: no route to host." in denied.evidence
-    assert "LaunchAgent" in str(denied.remedy)
-    assert free.severity is Severity.OK
+    unreached, reached = look_at_hosts(installation)  # type: ignore[arg-type]
+    assert (unreached.severity, unreached.subject) == (Severity.ERROR, "studio2")
+    assert "not the running gateway: no route to host." in unreached.evidence
+    assert reached.severity is Severity.OK
 
 
-def test_reason_of_the_running_gateway_counts(
-    start_gateway: Callable[..., Gateway], tmp_path: Path
-):
-    config = f'[hosts.gone]\nurl = "https://127.0.0.1:1"\nkey_file = "{tmp_path}/key"\n'
-    (tmp_path / "key").write_text("secret")
-    (tmp_path / "key").chmod(0o600)
-    gateway = start_gateway(config=f'{config}fingerprint = "{"0" * 64}"\n')
+def test_reason_of_the_running_gateway_is_known(start_gateway: Callable[..., Gateway]):
+    gateway = start_gateway(config=CONFIG)
     eventually(lambda: _unreached(gateway))
     assert list(_unreached(gateway)) == ["gone"]
 
 
 def _unreached(gateway: Gateway) -> dict[str, str]:
     flags = Flags(config=gateway.config_path, state_dir=gateway.state_dir)
-    found = Installation(flags, {}).running().unreached
-    return {name: reason for name, reason in found.items() if "can't be reached" in reason}
+    reasons = Installation(flags, {}).running().unreached
+    return {name: reason for name, reason in reasons.items() if "ssh" in reason}

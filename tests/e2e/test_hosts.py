@@ -1,25 +1,27 @@
 """A model of which one rank is on another host: the same text, one life, and memory by the figures
-of either host. The other hosts are agents on loopback.
+of either host. The other hosts are sshd on loopback.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from gateway.memory.fitting import Learned, whole
 from gateway.memory.weights import LoadOptions
 from tests.cli.terminal import bulkhead
-from tests.support.agent import Agent, model_table
 from tests.support.gateway import START_S, Gateway, chat_body, eventually, gone
 from tests.support.shapes import DEMO, sparse
+from tests.support.ssh_host import SshClient, SshMachine, model_table, needs_sshd
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, needs_sshd]
 
 PROMPT = "Tell me a story about a small model."
 TOKENS = 32
@@ -27,16 +29,23 @@ SETTINGS = "[workers]\nrestart_limit = 1000\nheartbeat_timeout_s = 5\n"
 
 
 @pytest.fixture(scope="module")
-def agent() -> Iterator[Agent]:
-    agent = Agent()
-    yield agent
-    assert agent.stop() == 0
+def client() -> Iterator[SshClient]:
+    client = SshClient()
+    yield client
+    client.close()
 
 
 @pytest.fixture(scope="module")
-def gateway(agent: Agent) -> Iterator[Gateway]:
-    config = SETTINGS + agent.table() + model_table("split", "demo", "local", "studio2")
-    gateway = Gateway(config=config)
+def machine(client: SshClient) -> Iterator[SshMachine]:
+    machine = SshMachine(client)
+    yield machine
+    machine.stop()
+
+
+@pytest.fixture(scope="module")
+def gateway(client: SshClient, machine: SshMachine) -> Iterator[Gateway]:
+    config = SETTINGS + machine.table() + model_table("split", "demo", "local", "studio2")
+    gateway = Gateway(config=config, environment={"PATH": client.path})
     yield gateway
     # The last test kills it.
     assert gateway.stop() in (0, -signal.SIGKILL), gateway.log
@@ -47,16 +56,16 @@ def expect_small_processes(state_dir: Path) -> None:
     Learned(state_dir / "learned.json").put_process(1_000_000)
 
 
-def agent_free_bytes(gateway: Gateway) -> int:
+def remote_free_bytes(gateway: Gateway) -> int:
     (free_bytes,) = eventually(
         lambda: [each["free_bytes"] for each in gateway.status()["hosts"] if each["ranks"]], START_S
     )
     return int(free_bytes)
 
 
-def processes(gateway: Gateway, agent: Agent) -> list[int]:
+def processes(gateway: Gateway, machine: SshMachine) -> list[int]:
     """Of the model's ranks, as soon as both are there."""
-    (there,) = eventually(agent.children, START_S)
+    (there,) = eventually(machine.ranks, START_S)
     return [gateway.worker_pid("split"), there]
 
 
@@ -64,9 +73,9 @@ def say(gateway: Gateway, model_id: str = "split", tokens: int = 4) -> str:
     return gateway.say(PROMPT, model_id, temperature=0, max_tokens=tokens)
 
 
-def test_the_text_is_that_of_one_process(agent, gateway):
+def test_text_is_that_of_one_process(machine, gateway):
     assert say(gateway, tokens=24) == say(gateway, "demo", 24)
-    assert len(agent.children()) == 1
+    assert len(machine.ranks()) == 1
     (host,) = eventually(
         lambda: [each for each in gateway.status()["hosts"] if each["ranks"]], START_S
     )
@@ -77,9 +86,9 @@ def test_the_text_is_that_of_one_process(agent, gateway):
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_rank_that_is_killed_takes_the_other_along(victim, agent, gateway):
+def test_killed_rank_takes_the_other_along(victim, machine, gateway):
     gateway.load("split")
-    before = processes(gateway, agent)
+    before = processes(gateway, machine)
     os.kill(before[victim], signal.SIGKILL)
     eventually(lambda: all(map(gone, before)))
     assert say(gateway)
@@ -88,52 +97,60 @@ def test_a_rank_that_is_killed_takes_the_other_along(victim, agent, gateway):
     assert gateway.model("split")["last_exit"]["reason"] == reason
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_an_agent_that_ends_is_named(number, agent, gateway):
+@pytest.mark.parametrize("victim", ["ssh", "sshd", "remote"])
+def test_connection_that_ends_is_named(victim, machine, gateway):
     gateway.load("split")
-    before = processes(gateway, agent)
-    agent.process.send_signal(number)
-    agent.process.wait(120)
+    before = processes(gateway, machine)
+    if victim == "ssh":
+        for process in psutil.Process(gateway.pid).children():
+            if process.name() == "ssh":
+                process.kill()
+    elif victim == "sshd":
+        machine.kill_sessions()
+    else:
+        os.kill(psutil.Process(before[1]).ppid(), signal.SIGKILL)
     eventually(lambda: all(map(gone, before)))
-    agent.start()
     eventually(lambda: gateway.chat(PROMPT, "split", max_tokens=4).is_success, START_S)
     reason = gateway.model("split")["last_exit"]["reason"]
-    assert reason.startswith("rank 1 on studio2 was lost (")
+    assert reason.startswith("rank 1 on studio2 was lost (ssh to studio2 ended with ")
     shown = " ".join(bulkhead("status", url=gateway.url).stdout.split())
     assert "split: the last worker ended " in shown
     assert "rank 1 on studio2 was lost (" in shown
 
 
-def test_an_answer_waits_for_a_host_out_of_reach(agent, gateway):
+def test_answer_waits_for_a_host_out_of_reach(machine, gateway):
     gateway.load("split")
-    (_, there) = processes(gateway, agent)
+    (_, there) = processes(gateway, machine)
     body = chat_body(PROMPT, "split", max_tokens=400, ignore_eos=True, stream=True)
     with gateway.client.stream("POST", "/v1/chat/completions", json=body) as answer:
         lines = answer.iter_lines()
         next(lines)
-        for each in (there, agent.process.pid):
-            os.kill(each, signal.SIGSTOP)
+        link_ends = machine.remotes()
+        machine.process.send_signal(signal.SIGSTOP)
+        for pid in (there, *link_ends):
+            os.kill(pid, signal.SIGSTOP)
         try:
             # A host that is silent is waited for, and then another worker starts.
             reason = "waits for a host"
             eventually(lambda: reason in (gateway.model("split")["reason"] or ""), START_S)
         finally:
-            for each in (agent.process.pid, there):
-                os.kill(each, signal.SIGCONT)
+            for pid in (machine.process.pid, *link_ends, there):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
         rest = list(lines)
     assert "data: [DONE]" in rest
     assert not any('"error"' in each for each in rest)
 
 
-def test_an_unload_leaves_nothing_there(agent, gateway):
+def test_unload_leaves_nothing_there(machine, gateway):
     gateway.load("split")
     gateway.order("unload", "split").raise_for_status()
-    eventually(lambda: not agent.children(), START_S)
-    # Nor is anything promised.
+    eventually(lambda: not machine.ranks(), START_S)
+    # Nor is anything reserved.
     eventually(lambda: gateway.status()["hosts"][0]["free_bytes"] == 8_000_000_000)
 
 
-def test_a_model_that_fits_no_budget_but_two(tmp_path):
+def test_model_that_fits_no_budget_fits_two(client, tmp_path):
     folder = sparse(tmp_path / "sparse", 64)
     alone, part = (
         whole(folder, 4096, 4096, None, Learned(tmp_path / "learned.json"), options)[1].floor_bytes
@@ -141,16 +158,21 @@ def test_a_model_that_fits_no_budget_but_two(tmp_path):
     )
     assert part < alone
     budget = (part + alone) // 2
-    small, large = Agent(str(part - 50_000_000)), Agent(str(budget))
+    small, large = SshMachine(client, "small"), SshMachine(client, "large")
     config = (
         SETTINGS
-        + small.table("small")
-        + large.table("large")
+        + small.table(budget=str(part - 50_000_000))
+        + large.table(budget=str(budget))
         + model_table("alone", folder)
         + model_table("poor", folder, "local", "small")
         + model_table("rich", folder, "local", "large")
     )
-    gateway = Gateway("--memory-budget", str(budget), config=config, models=())
+    gateway = Gateway(
+        *("--memory-budget", str(budget)),
+        config=config,
+        models=(),
+        environment={"PATH": client.path},
+    )
     try:
         answer = gateway.chat(PROMPT, "alone", max_tokens=4)
         assert answer.status_code == 507
@@ -159,38 +181,41 @@ def test_a_model_that_fits_no_budget_but_two(tmp_path):
         message = answer.json()["error"]["message"]
         assert "on small it needs" in message
         assert "there is free" in message
-        assert not small.children()
+        assert not small.ranks()
         assert gateway.chat(PROMPT, "rich", max_tokens=4).raise_for_status()
-        assert len(large.children()) == 1
+        assert len(large.ranks()) == 1
     finally:
         assert gateway.stop() == 0
-        assert small.stop() == 0
-        assert large.stop() == 0
+        small.stop()
+        large.stop()
 
 
-def test_a_process_larger_than_was_estimated_leaves_room_for_the_sequence(tmp_path):
+def test_process_larger_than_estimated_leaves_room_for_the_sequence(client, machine, tmp_path):
     """At the first load on a new state folder, where nothing was measured."""
     far = shutil.copytree(DEMO, tmp_path / "far")
-    agent = Agent()
-    config = SETTINGS + agent.table() + model_table("far", far, "local", "studio2")
-    gateway = Gateway(config=config, models=(), prepare=expect_small_processes)
+    config = SETTINGS + machine.table() + model_table("far", far, "local", "studio2")
+    gateway = Gateway(
+        config=config,
+        models=(),
+        prepare=expect_small_processes,
+        environment={"PATH": client.path},
+    )
     try:
         gateway.load("far")
-        before_bytes = agent_free_bytes(gateway)
+        before_bytes = remote_free_bytes(gateway)
         answer = gateway.chat(
             PROMPT, "far", temperature=0, max_tokens=TOKENS, ignore_eos=True
         ).raise_for_status()
         assert answer.json()["usage"]["completion_tokens"] == TOKENS
-        assert eventually(lambda: agent_free_bytes(gateway) < before_bytes)
+        assert eventually(lambda: remote_free_bytes(gateway) < before_bytes)
         assert gateway.model("far")["last_exit"] is None
     finally:
         assert gateway.stop() == 0
-        assert agent.stop() == 0
 
 
-def test_a_gateway_that_is_killed_leaves_nothing_anywhere(agent, gateway):
+def test_killed_gateway_leaves_nothing_anywhere(machine, gateway):
     """The last one."""
     gateway.load("split")
-    left = processes(gateway, agent)
+    left = processes(gateway, machine)
     gateway.process.send_signal(signal.SIGKILL)
-    eventually(lambda: all(map(gone, left)))
+    eventually(lambda: all(map(gone, left)) and not machine.remotes())

@@ -119,8 +119,8 @@ def test_requests_of_all_kinds_side_by_side(gateway: Gateway) -> None:
     outcomes, tokens = {}, {}
     for model_id in ("demo", "two"):
         streams = [
-            open_stream(gateway, f"Tell me story {at}.", model_id, **each)
-            for at, each in enumerate(kinds)
+            open_stream(gateway, f"Tell me story {number}.", model_id, **each)
+            for number, each in enumerate(kinds)
         ]
         # Its prompt's last layer is computed whole, which is nobody else's.
         answer = gateway.client.post("/v1/completions", json={"model": model_id, **scored})
@@ -269,7 +269,7 @@ def _runs(pid: int, program: Path) -> bool:
     return False
 
 
-def test_an_upgrade_does_as_it_was_told_to(gateway: Gateway) -> None:
+def test_upgrade_with_ranks_does_as_it_was_ordered(gateway: Gateway) -> None:
     """What the refusal says: the model is held over the upgrade, and loaded after it."""
     pid = gateway.status()["pid"]
     gateway.order("unload", "two", hold=True).raise_for_status()

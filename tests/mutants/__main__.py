@@ -36,11 +36,11 @@ POLICIES: Final = {
     "gateway/memory/leak_check.py": "tests/gateway/memory/test_leak_check.py",
     "gateway/requests/queue.py": "tests/gateway/requests/test_queue.py",
     "gateway/workers/rank_group.py": "tests/gateway/workers/hosts/test_fate.py test_bereavement.py",
-    "gateway/workers/lease.py": "tests/gateway/workers/hosts/test_lease.py test_tenants.py",
-    "gateway/workers/cause_of_death.py": "tests/gateway/workers/test_cause_of_death.py",
-    "gateway/workers/hang_detector.py": "tests/gateway/workers/test_hang_detector.py",
-    "gateway/workers/restart_policy.py": "tests/gateway/workers/test_restart_policy.py",
-    "gateway/workers/leased.py": "tests/gateway/workers/test_leased.py",
+    "gateway/workers/lifeline.py": (
+        "tests/gateway/workers/hosts/test_lifeline.py test_rank_worlds.py"
+    ),
+    "gateway/workers/deaths.py": "tests/gateway/workers/test_deaths.py",
+    "gateway/workers/verdicts.py": "tests/gateway/workers/test_verdicts.py",
     "gateway/mailbox/store.py": "tests/gateway/mailbox/test_store.py test_archive.py",
     "gateway/models/recovery.py": "tests/gateway/models/test_recovery.py test_load.py",
     "gateway/requests/traffic.py": (

@@ -37,14 +37,14 @@ from worker.ranks.links import (
     TrimMemory,
 )
 from worker.system.errors import LoadAbandonedError, ModelError
-from worker.system.memory import freeze_imports, read_device, released_memory, trim
+from worker.system.memory import read_device, released_memory, trim
 
 
 def follow(link: FollowerLink, rank: int, should_stop: Callable[[], bool]) -> None:
     """Follow rank 0 until rank 0 ends the work, or `should_stop` becomes true."""
-    link.say(FollowerReady(versions()))
+    link.send(FollowerReady(versions()))
     freeze_imports()
-    order = link.next(should_stop)
+    order = link.receive(should_stop)
     if isinstance(order, LoadPart):
         with released_memory():
             _follow(link, rank, order, should_stop)
@@ -56,17 +56,17 @@ def _follow(
     try:
         group, loaded = _load(rank, begin, should_stop)
     except ModelError as error:
-        link.say(PartFailed(error.reason, error.permanent))
+        link.send(PartFailed(error.reason, error.permanent))
         # Rank 0 tells the gateway, which ends all ranks. Wait for that.
-        link.next(should_stop)
+        link.receive(should_stop)
         return
     except LoadAbandonedError:
         return
-    link.say(PartLoaded())
+    link.send(PartLoaded())
     mirror = _mirror(group, loaded, begin.load)
     del loaded
     try:
-        while (order := link.next(should_stop)) is not None and mirror.obey(order):
+        while (order := link.receive(should_stop)) is not None and mirror.obey(order):
             continue
     finally:
         mirror.close()
@@ -107,7 +107,7 @@ class Mirror:
         self._limits = limits
         self._sampler = sampler
         self._batches: dict[int, _FollowedBatch] = {}
-        self._kept: dict[int, Block] = {}
+        self._blocks: dict[int, Block] = {}
         self._joined: dict[int, list[Any]] = {}
 
     def obey(self, order: RankOrder) -> bool:
@@ -128,18 +128,18 @@ class Mirror:
             case CloseBatch(batch):
                 self._batches.pop(batch).generator.close()
             case CutBlocks(place, first, last, number):
-                blocks = self._cutter.cut(*self._at(place), first, last)
-                self._kept.update(enumerate(blocks, start=number))
+                blocks = self._cutter.cut(*self._row_caches(place), first, last)
+                self._blocks.update(enumerate(blocks, start=number))
             case TakeSnapshot(place, number):
-                self._kept[number] = self._cutter.snapshot(*self._at(place))
+                self._blocks[number] = self._cutter.snapshot(*self._row_caches(place))
             case JoinBlocks(blocks, snapshot, number):
                 self._joined[number] = self._cutter.join(
-                    [self._kept[each] for each in blocks],
-                    None if snapshot is None else self._kept[snapshot],
+                    [self._blocks[each] for each in blocks],
+                    None if snapshot is None else self._blocks[snapshot],
                 )
             case ForgetBlocks(numbers):
                 for each in numbers:
-                    del self._kept[each]
+                    del self._blocks[each]
             case SetLimit(limit_bytes, beside_bytes):
                 self._limits.set_limit(limit_bytes, beside_bytes)
                 trim()
@@ -153,7 +153,7 @@ class Mirror:
         for each in self._batches.values():
             each.generator.close()
         self._batches.clear()
-        self._kept.clear()
+        self._blocks.clear()
         self._joined.clear()
         self._model = None
 
@@ -169,7 +169,7 @@ class Mirror:
         finish_step(batch.generator.tap, watched=order.watched)
         batch.ended = stepped.ended
 
-    def _at(self, place: RowPlace) -> RowCaches:
+    def _row_caches(self, place: RowPlace) -> RowCaches:
         """The caches of a row, and the index of the row in them."""
         batch = self._batches[place.batch]
         match place.stage:

@@ -1,5 +1,5 @@
 """The side of rank 0: it waits for the followers, and tells them each operation on batches and on
-kept prompts.
+cached prompts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 
 from protocol.life import Load
 from worker.mlx_lm.decoding_row import RowCaches
-from worker.mlx_lm.generator import Generator, NewRow, Sampler, StepResult, Tap
+from worker.mlx_lm.generator import Generator, NewRow, Sampler, Tap
 from worker.prompt_cache.blocks import Block, Cutter
 from worker.ranks.group import join, split_model, versions
 from worker.ranks.links import (
@@ -72,7 +72,7 @@ class RankLeader:
         self._link.gather(versions(), should_stop)
         # Followers don't need the keys of the channels.
         ranks = msgspec.structs.replace(self._ranks, keys=(b"", b""))
-        self._link.tell(LoadPart(msgspec.structs.replace(self._command, ranks=ranks)))
+        self._link.send(LoadPart(msgspec.structs.replace(self._command, ranks=ranks)))
         self._group = join(self._ranks, 0)
         self.lead = Lead(self._link, self._group)
 
@@ -105,36 +105,36 @@ class Lead:
         self._number = 1
         self._generators: dict[int, LeadingGenerator] = {}
         # The numbers of blocks and snapshots, by the identity of these objects.
-        self._kept: dict[int, int] = {}
+        self._numbers: dict[int, int] = {}
         self._forgotten: list[int] = []
         # The numbers of joined caches, by the identity of these lists, until a row gets them.
         self._joined: dict[int, int] = {}
 
-    def tell(self, order: RankOrder) -> None:
+    def send(self, order: RankOrder) -> None:
         if self._forgotten:
             forgotten, self._forgotten = self._forgotten, []
-            self._link.tell(ForgetBlocks(forgotten))
-        self._link.tell(order)
+            self._link.send(ForgetBlocks(forgotten))
+        self._link.send(order)
 
     def rest(self) -> None:
         """Have the followers drop blocks that rank 0 has dropped, while nothing is computed."""
         if self._forgotten:
-            self.tell(TrimMemory())
+            self.send(TrimMemory())
 
-    def take(self, limit_bytes: int, beside_bytes: int) -> None:
-        self.tell(SetLimit(limit_bytes, beside_bytes))
+    def set_limit(self, limit_bytes: int, beside_bytes: int) -> None:
+        self.send(SetLimit(limit_bytes, beside_bytes))
 
     def generator(self, tap: Tap, sampler: Sampler, rows: int, prompts: int) -> LeadingGenerator:
         number = self.next_numbers(1)
-        self.tell(OpenBatch(number, rows, prompts))
+        self.send(OpenBatch(number, rows, prompts))
         sampler = leading(sampler, self._group)
         made = LeadingGenerator(self, number, tap, sampler, rows, prompts)
         self._generators[number] = made
         return made
 
-    def closed(self, number: int) -> None:
+    def close_batch(self, number: int) -> None:
         if self._generators.pop(number, None) is not None:
-            self.tell(CloseBatch(number))
+            self.send(CloseBatch(number))
 
     def joined(self, caches: list[Any] | None) -> int | None:
         """The number of these caches, if they were joined from blocks; None: the row gets new
@@ -148,10 +148,10 @@ class Lead:
         Raises:
             RuntimeError: no batch has these caches.
         """
-        for number, each in self._generators.items():
-            if (found := each.place(caches, row)) is not None:
-                return RowPlace(number, *found)
-        raise RuntimeError("A row is to be kept that is in no batch.")
+        for number, generator in self._generators.items():
+            if (place := generator.place(caches, row)) is not None:
+                return RowPlace(number, *place)
+        raise RuntimeError("A row is to be cached that is in no batch.")
 
     def next_numbers(self, count: int) -> int:
         """Reserve so many numbers; returns the first."""
@@ -159,22 +159,22 @@ class Lead:
         self._number += count
         return first
 
-    def keep(self, blocks: Sequence[Block], number: int) -> None:
+    def number_blocks(self, blocks: Sequence[Block], number: int) -> None:
         """Number these blocks, beginning with `number`. Followers drop a block after rank 0 has
         dropped it.
         """
-        for at, block in enumerate(blocks, start=number):
-            self._kept[id(block)] = at
+        for block_number, block in enumerate(blocks, start=number):
+            self._numbers[id(block)] = block_number
             weakref.finalize(block, self._forget, id(block)).atexit = False
 
     def number_of(self, block: Block) -> int:
-        return self._kept[id(block)]
+        return self._numbers[id(block)]
 
-    def note_joined(self, caches: list[Any], number: int) -> None:
+    def record_joined(self, caches: list[Any], number: int) -> None:
         self._joined[id(caches)] = number
 
     def _forget(self, identity: int) -> None:
-        self._forgotten.append(self._kept.pop(identity))
+        self._forgotten.append(self._numbers.pop(identity))
 
 
 class LeadingGenerator(Generator):
@@ -191,15 +191,15 @@ class LeadingGenerator(Generator):
 
     def insert(self, row: NewRow) -> int:
         joined, ends = self._lead.joined(row.caches), list(row.stop_token_ids)
-        self._lead.tell(InsertRow(self._number, row.segments, row.max_tokens, ends, joined))
+        self._lead.send(InsertRow(self._number, row.segments, row.max_tokens, ends, joined))
         return super().insert(row)
 
     def remove(self, rows: list[int]) -> None:
-        self._lead.tell(RemoveRows(self._number, rows))
+        self._lead.send(RemoveRows(self._number, rows))
         super().remove(rows)
 
     def step(self, chunk: int = 0, *, watched: bool = False) -> StepResult:
-        self._lead.tell(StepBatch(self._number, chunk, watched))
+        self._lead.send(StepBatch(self._number, chunk, watched))
         stepped = super().step(chunk, watched=watched)
         finish_step(self.tap, watched=watched)
         self._ended = stepped.ended
@@ -207,15 +207,15 @@ class LeadingGenerator(Generator):
 
     def close(self) -> None:
         super().close()
-        self._lead.closed(self._number)
+        self._lead.close_batch(self._number)
 
     def place(self, caches: list[Any], row: int) -> Any:
         if caches is self.answer_caches:
             return "answer", row
         if caches is self.prompt_caches:
             return "prompt", row
-        own = (("ended", uid) for uid, each in self._ended.items() if each.caches is caches)
-        return next(own, None)
+        ended = (("ended", uid) for uid, at_end in self._ended.items() if at_end.caches is caches)
+        return next(ended, None)
 
 
 class LeadingCutter(Cutter):
@@ -229,25 +229,25 @@ class LeadingCutter(Cutter):
 
     def cut(self, caches: list[Any], row: int, first: int, last: int) -> list[Block]:
         number = self._lead.next_numbers(last - first)
-        self._lead.tell(CutBlocks(self._lead.place(caches, row), first, last, number))
+        self._lead.send(CutBlocks(self._lead.place(caches, row), first, last, number))
         blocks = super().cut(caches, row, first, last)
-        self._lead.keep(blocks, number)
+        self._lead.number_blocks(blocks, number)
         return blocks
 
     def snapshot(self, caches: list[Any], row: int) -> Block:
         number = self._lead.next_numbers(1)
-        self._lead.tell(TakeSnapshot(self._lead.place(caches, row), number))
+        self._lead.send(TakeSnapshot(self._lead.place(caches, row), number))
         block = super().snapshot(caches, row)
-        self._lead.keep([block], number)
+        self._lead.number_blocks([block], number)
         return block
 
     def join(self, blocks: Sequence[Block], snapshot: Block | None) -> list[Any]:
         number = self._lead.next_numbers(1)
-        kept = [self._lead.number_of(each) for each in blocks]
+        numbers = [self._lead.number_of(block) for block in blocks]
         of_snapshot = None if snapshot is None else self._lead.number_of(snapshot)
-        self._lead.tell(JoinBlocks(kept, of_snapshot, number))
+        self._lead.send(JoinBlocks(numbers, of_snapshot, number))
         caches = super().join(blocks, snapshot)
-        self._lead.note_joined(caches, number)
+        self._lead.record_joined(caches, number)
         return caches
 
 

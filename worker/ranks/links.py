@@ -51,7 +51,7 @@ class CloseBatch(_RankOrder, frozen=True, tag="close"):
 
 class InsertRow(_RankOrder, frozen=True, tag="insert"):
     """Add a row to a batch. `segments` are the parts of its prompt to compute. `joined` is the
-    number of caches that were joined from kept blocks; None: the row gets new caches.
+    number of caches that were joined from cached blocks; None: the row gets new caches.
     """
 
     batch: int
@@ -87,7 +87,7 @@ class RowPlace(Struct, frozen=True):
 
 
 class CutBlocks(_RankOrder, frozen=True, tag="cut"):
-    """Cut and keep blocks `first` to `last` - 1 of a row. Their numbers begin with `number`."""
+    """Cut and cache blocks `first` to `last` - 1 of a row. Their numbers begin with `number`."""
 
     place: RowPlace
     first: int
@@ -103,7 +103,7 @@ class TakeSnapshot(_RankOrder, frozen=True, tag="snapshot"):
 
 
 class JoinBlocks(_RankOrder, frozen=True, tag="join"):
-    """Join caches from kept blocks, for a row that is inserted later. The caches get the number
+    """Join caches from cached blocks, for a row that is inserted later. The caches get the number
     `number`.
     """
 
@@ -179,8 +179,8 @@ _orders: msgspec.msgpack.Decoder[RankOrder] = msgspec.msgpack.Decoder(RankOrder)
 _answers: msgspec.msgpack.Decoder[FollowerAnswer] = msgspec.msgpack.Decoder(FollowerAnswer)
 
 
-def encode(each: RankOrder | FollowerAnswer) -> bytes:
-    return _encoder.encode(each)
+def encode(message: RankOrder | FollowerAnswer) -> bytes:
+    return _encoder.encode(message)
 
 
 def decode_order(frame: bytes) -> RankOrder:
@@ -249,7 +249,7 @@ class LeaderLink:
         """
         self._all(should_stop)
 
-    def tell(self, order: RankOrder) -> None:
+    def send(self, order: RankOrder) -> None:
         """Send an order to all followers.
 
         Raises:
@@ -305,11 +305,11 @@ class LeaderLink:
         gone = False
         with contextlib.suppress(zmq.Again):
             while True:
-                told = recv_monitor_message(self._monitor, zmq.NOBLOCK)
-                if told["value"] == descriptor:
-                    gone = told["event"] == zmq.Event.DISCONNECTED
-                elif told["event"] == zmq.Event.DISCONNECTED and told["value"] in self._ranks:
-                    self._gone.append(self._ranks.pop(told["value"]))
+                event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
+                if event["value"] == descriptor:
+                    gone = event["event"] == zmq.Event.DISCONNECTED
+                elif event["event"] == zmq.Event.DISCONNECTED and event["value"] in self._ranks:
+                    self._gone.append(self._ranks.pop(event["value"]))
         if gone:
             self._gone.append(rank)
         else:
@@ -336,10 +336,10 @@ class FollowerLink:
         self._closing = False
         threading.Thread(target=self._watch, name="leader", daemon=True).start()
 
-    def say(self, answer: FollowerAnswer) -> None:
+    def send(self, answer: FollowerAnswer) -> None:
         self._socket.send(encode(answer))
 
-    def next(self, should_stop: Callable[[], bool]) -> RankOrder | None:
+    def receive(self, should_stop: Callable[[], bool]) -> RankOrder | None:
         """The next order; None if `should_stop` becomes true before that.
 
         Raises:
@@ -368,12 +368,12 @@ def _ends(monitor: zmq.Socket[bytes]) -> Iterator[int]:
     """
     while True:
         try:
-            told = recv_monitor_message(monitor)
+            event = recv_monitor_message(monitor)
         except zmq.ContextTerminated:
             monitor.close(linger=0)
             return
-        if told["event"] == zmq.Event.DISCONNECTED:
-            yield told["value"]
+        if event["event"] == zmq.Event.DISCONNECTED:
+            yield event["value"]
 
 
 def _listed(versions: dict[str, str]) -> str:

@@ -210,7 +210,7 @@ class EngineLoop:
         before_bytes = self._limits.mlx_bytes
         self._limits.set_limit(limit.limit_bytes, limit.beside_bytes)
         if self._lead is not None:
-            self._lead.take(limit.limit_bytes, limit.beside_bytes)
+            self._lead.set_limit(limit.limit_bytes, limit.beside_bytes)
         set_bound(limit.bound, self._limits.room, self._context)
         # Even the same limit may leave less for MLX, since drivers hold memory beside MLX's
         # account, as pools on CUDA.

@@ -232,7 +232,7 @@ def _ranks(worker: Worker) -> Iterator[RankStatus]:
     if worker.followers is None:
         return
     yield RankStatus(0, THIS_MACHINE, worker.pid, worker.own_footprint_bytes)
-    for each in worker.followers.each:
+    for each in worker.followers.members:
         pid = None if each.process is None else each.process.pid
         yield RankStatus(each.rank, each.host.name, pid, each.footprint_bytes)
 

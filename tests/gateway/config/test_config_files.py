@@ -50,10 +50,8 @@ class TestExample:
         text = text.replace("~/adapters/legal", str(tmp_path))
         write_certificate(tmp_path, "mac")
         text = text.replace("~/tls", str(tmp_path))
-        key = tmp_path / "studio2.key"
-        key.touch(0o600)
-        key.write_text("key")
-        text = text.replace("~/studio2.key", str(key))
+        (tmp_path / "hosts.json").write_text('[{"ssh": "here"}]')
+        text = text.replace("~/hosts.json", f"{tmp_path}/hosts.json")
         upstreams_key = tmp_path / "box.key"
         upstreams_key.touch(0o600)
         upstreams_key.write_text("key")

@@ -9,19 +9,12 @@ import pytest
 
 from gateway.config.layers import ConfigError
 from gateway.config.model_folders import DEMO_FOLDER
+from gateway.config.model_settings import HostSettings, RankPlace
 from gateway.config.read import read_configuration
-from gateway.config.settings import Flags
+from gateway.config.settings import Flags, Settings
 
 CONFIG = json.loads((DEMO_FOLDER / "config.json").read_text())
 HEADS = CONFIG["num_attention_heads"]
-
-
-@pytest.fixture
-def key(tmp_path: Path) -> Path:
-    file = tmp_path / "studio2.key"
-    file.write_text("secret")
-    file.chmod(0o600)
-    return file
 
 
 def _mistakes(folder: Path, text: str) -> list[str]:
@@ -34,56 +27,94 @@ def _mistakes(folder: Path, text: str) -> list[str]:
     return []
 
 
-def _host(key: Path) -> str:
-    return (
-        f'[hosts.studio2]\nurl = "https://studio2:8643"\nkey_file = "{key}"\n'
-        f'fingerprint = "{"0" * 64}"\n'
-    )
+HOST = '[hosts.studio2]\nssh = "me@studio2"\n'
 
 
 def _model(path: str | Path, keys: str) -> str:
     return f'[models.a]\npath = "{path}"\n{keys}\n'
 
 
-def test_every_known_host_is_named_once(tmp_path: Path, key: Path) -> None:
-    hosts = _host(key) + _host(key).replace("studio2", "local", 1)
+def test_unknown_host_is_answered_with_the_known_ones(tmp_path: Path) -> None:
+    hosts = HOST + HOST.replace("studio2", "local", 1)
     mistakes = _mistakes(
         tmp_path, hosts + _model("demo", 'ranks = [{ host = "local" }, { host = "studio3" }]')
     )
-    assert any(each.endswith('known are "local", "studio2".') for each in mistakes), mistakes
+    assert any(line.endswith('known are "local", "studio2".') for line in mistakes), mistakes
 
 
-class TestKeys:
-    def test_key_file_of_own_account_is_accepted(self, tmp_path: Path, key: Path) -> None:
-        assert _mistakes(tmp_path, _host(key)) == []
+@pytest.mark.parametrize("ssh", ["-oProxyCommand=sh", "two words", "a\\nb"])
+def test_destination_that_ssh_would_misread_is_a_mistake(tmp_path: Path, ssh: str) -> None:
+    (mistake,) = _mistakes(tmp_path, f'[hosts.studio2]\nssh = "{ssh}"\n')
+    assert "is no destination for ssh" in mistake
 
-    def test_missing_key_file_is_reported(self, tmp_path: Path, key: Path) -> None:
-        key.unlink()
-        assert _mistakes(tmp_path, _host(key)) == [
-            f"3: hosts.studio2.key_file: there is no file {key}: copy agent.key from the state "
-            "folder of the agent."
+
+class TestHostFile:
+    def _settings(self, folder: Path, content: object, keys: str = "", hosts: str = "") -> Settings:
+        (folder / "hosts.json").write_text(json.dumps(content))
+        file = folder / "config.toml"
+        model = _model("demo", f'hostfile = "{folder}/hosts.json"\n{keys}')
+        file.write_text(hosts + model, "utf-8")
+        return read_configuration(Flags(config=file), {}).settings
+
+    def test_machines_become_ranks_and_hosts(self, tmp_path: Path) -> None:
+        machines = [
+            {"ssh": "studio1", "ips": ["10.0.0.1"]},
+            {"ssh": "me@studio2", "ips": ["10.0.0.2", "10.0.1.2"]},
         ]
+        settings = self._settings(tmp_path, machines)
+        assert settings.models["a"].ranks == (
+            RankPlace("local", ("10.0.0.1",)),
+            RankPlace("studio2", ("10.0.0.2", "10.0.1.2")),
+        )
+        assert settings.hosts == {"studio2": HostSettings(ssh="me@studio2")}
 
-    @pytest.mark.parametrize("mode", [0o644, 0o640, 0o602])
-    def test_key_file_with_open_rights_is_reported(
-        self, tmp_path: Path, key: Path, mode: int
-    ) -> None:
-        key.chmod(mode)
-        assert _mistakes(tmp_path, _host(key)) == [
-            f"3: hosts.studio2.key_file: {key} can't be used: others have rights to it (its "
-            f"mode is {mode:04o}); `chmod 600 {key}`."
+    def test_table_of_a_machine_is_used(self, tmp_path: Path) -> None:
+        hosts = HOST.replace("[hosts.studio2]", "[hosts.big]")
+        settings = self._settings(tmp_path, [{"ssh": "x"}, {"ssh": "me@studio2"}], hosts=hosts)
+        assert [place.host for place in settings.models["a"].places] == ["local", "big"]
+        assert list(settings.hosts) == ["big"]
+
+    def test_devices_are_the_interfaces_of_jaccl(self, tmp_path: Path) -> None:
+        machines = [
+            {"ssh": "studio1", "ips": ["10.0.0.1"], "rdma": [None, "rdma_en2"]},
+            {"ssh": "studio2", "ips": [], "rdma": [["rdma_en3", "rdma_en4"], None]},
         ]
+        settings = self._settings(tmp_path, {"backend": "jaccl", "envs": [], "hosts": machines})
+        model = settings.models["a"]
+        assert model.backend == "jaccl"
+        assert [place.interfaces for place in model.places] == [("rdma_en2",), ("rdma_en3",)]
 
-    def test_a_folder_is_none(self, tmp_path: Path) -> None:
-        (mistake,) = _mistakes(tmp_path, _host(tmp_path))
-        assert f"{tmp_path} can't be read" in mistake
+    @pytest.mark.parametrize(
+        ("content", "reason"),
+        [
+            ("{", "is no host file of mlx.launch"),
+            ("[]", "names no machine"),
+            ('[{"ips": []}]', "is no host file of mlx.launch"),
+            ('{"backend": "mpi", "hosts": [{"ssh": "a"}]}', "known are"),
+        ],
+    )
+    def test_wrong_file_is_a_mistake(self, tmp_path: Path, content: str, reason: str) -> None:
+        (tmp_path / "hosts.json").write_text(content)
+        (mistake,) = _mistakes(tmp_path, _model("demo", f'hostfile = "{tmp_path}/hosts.json"'))
+        assert mistake.startswith('3: models."a".hostfile: ')
+        assert reason in mistake
+
+    def test_missing_file_is_a_mistake(self, tmp_path: Path) -> None:
+        (mistake,) = _mistakes(tmp_path, _model("demo", f'hostfile = "{tmp_path}/hosts.json"'))
+        assert "can't be read: No such file" in mistake
+
+    def test_ranks_beside_a_file_are_a_mistake(self, tmp_path: Path) -> None:
+        (tmp_path / "hosts.json").write_text('[{"ssh": "a"}]')
+        model = _model("demo", f'hostfile = "{tmp_path}/hosts.json"\nlocal = 2')
+        (mistake,) = _mistakes(tmp_path, model)
+        assert "say already how many processes there are" in mistake
 
 
 class TestHeads:
     def test_a_number_that_divides_them(self, tmp_path: Path) -> None:
         assert _mistakes(tmp_path, _model("demo", "local = 2")) == []
 
-    def test_a_number_that_does_not(self, tmp_path: Path, key: Path) -> None:
+    def test_a_number_that_does_not(self, tmp_path: Path) -> None:
         reason = (
             f"the model can't be split over 3 ranks by tensors: its num_attention_heads is {HEADS},"
             ' which 3 doesn\'t divide; choose a number that does, or split = "pipeline".'
@@ -91,8 +122,8 @@ class TestHeads:
         (mistake,) = _mistakes(tmp_path, _model("demo", "local = 3"))
         assert mistake == f'3: models."a".local: {reason}'
         ranks = ", ".join(f'{{ host = "{each}" }}' for each in ("local", "studio2", "studio2"))
-        (mistake,) = _mistakes(tmp_path, _host(key) + _model("demo", f"ranks = [{ranks}]"))
-        assert mistake == f'7: models."a".ranks: {reason}'
+        (mistake,) = _mistakes(tmp_path, HOST + _model("demo", f"ranks = [{ranks}]"))
+        assert mistake == f'5: models."a".ranks: {reason}'
 
     def test_layers_are_no_heads(self, tmp_path: Path) -> None:
         assert _mistakes(tmp_path, _model("demo", 'local = 3\nsplit = "pipeline"')) == []

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from gateway.workers.remote_host import Hosts
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -33,6 +32,7 @@ from gateway.memory.leak_check import (
 from gateway.system.boot import present_boot
 from gateway.system.events import EventLog
 from gateway.system.memory import HostMemory
+from gateway.workers.ssh_host import Hosts
 
 GB = 1_000_000_000
 TOTAL = 64 * GB

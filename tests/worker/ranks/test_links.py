@@ -60,7 +60,7 @@ def followers() -> Iterator[Followers]:
     followers.close()
 
 
-def test_one_that_goes_is_missed_though_strangers_are_there(followers: Followers) -> None:
+def test_lost_follower_is_missed_beside_strangers(followers: Followers) -> None:
     with contextlib.ExitStack() as stack:
 
         def stranger() -> None:

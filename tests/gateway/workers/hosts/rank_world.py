@@ -9,9 +9,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from gateway.server.agent_session import NewsQueue
-from gateway.workers.agent_bodies import RankEnded, RankNews
-from gateway.workers.lease import Contact, Lease, Tenants
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -23,42 +20,41 @@ from hypothesis.stateful import (
 from gateway.system.child import ExitStatus
 from gateway.workers import shutdown_steps
 from gateway.workers.host import RankEnd
+from gateway.workers.lifeline import PING_S, SILENCE_S, Lifeline, gone_at
 from gateway.workers.rank_group import LEADER_FOLLOWS_S, RankGroup
 from gateway.workers.shutdown_steps import ShutdownStep, TimedStep
 from protocol.process import grace_s
 
 TICK_S = 0.25
-LEASE_S = 8.0
-# How late the end of a process here is told, how long one takes that ends as it is asked to, and
-# how long an agent is away that was killed.
+# How late the end of a process here is reported, and how long a process takes that obeys SIGTERM.
 LATEST_S = 0.5
 SLOWEST_S = 1.5
-AWAY_S = 3.0
 # For the answer to the order to start one.
 ANSWER_S = 2.0
 GB = 1_000_000_000
 CLEAN = ExitStatus(0, None)
 KILLED = ExitStatus(None, "SIGKILL")
 
-# What one that nobody hears of is waited for: its agent, and then itself.
+# The bytes of a rank about which nothing is known.
 _UNKNOWN: Final = 1 << 50
 
 
 def unheard_s(held: int) -> float:
-    return shutdown_steps.orphaned(held or _UNKNOWN)[0].deadline_s + grace_s(held or _UNKNOWN) + 2.0
+    """The longest life of a rank whose session has ended."""
+    return gone_at(0.0, 0.0, held or _UNKNOWN)
 
 
 def ordered_s(held: int) -> float:
     """From the first death or order on until each rank has an order to end, or acts on its own: a
     follower that leaves without a fault; a host out of reach.
     """
-    return LEADER_FOLLOWS_S + LATEST_S + LEASE_S + ANSWER_S + AWAY_S + unheard_s(held)
+    return LEADER_FOLLOWS_S + LATEST_S + SILENCE_S + ANSWER_S + unheard_s(held)
 
 
 def over_s(held: int) -> float:
-    """And until the next incarnation may begin: the longest ladder, and what nobody hears of."""
-    rungs = shutdown_steps.polite(held)
-    return ordered_s(held) + sum(each.deadline_s for each in rungs) + LEASE_S + unheard_s(held)
+    """And until the next incarnation may begin: the longest ladder, and ranks out of reach."""
+    steps = shutdown_steps.polite(held)
+    return ordered_s(held) + sum(rung.deadline_s for rung in steps) + SILENCE_S + unheard_s(held)
 
 
 @dataclass
@@ -104,126 +100,129 @@ class Process:
             self.status = KILLED
 
 
-class Agent:
-    """What runs on another host, as `gateway.server.agent` does it."""
+END = "end of the pipe"
+START = "start"
+STARTED = "started"
+Message = str | int | ShutdownStep | ExitStatus
 
-    def __init__(self) -> None:
-        self.lease: Lease | None = None
-        self.number = 0
-        # None: there is no lease, or none any more.
-        self.over: bool | None = None
-        self.news = NewsQueue(lambda: None)
-        self.ranks: dict[str, Process] = {}
-        self.unwanted: set[str] = set()
-        self.climbing: dict[str, float] = {}
-        self.away_until: float | None = None
 
-    def open(self, now: float) -> int:
-        self.lease, self.over = Lease(now, LEASE_S), False
-        self.news, self.unwanted = NewsQueue(lambda: None), set()
-        self.number += 1
-        return self.number
+class Session:
+    """A session of one rank, with both ends and the link between them, as
+    `gateway.workers.ssh_host` and `gateway.workers.remote` perform it.
 
-    def start(self, lease: int, rank_id: str, process: Process) -> bool:
-        if lease != self.number or self.over is not False or rank_id in self.unwanted:
-            return False
-        self.ranks[rank_id] = process
-        return True
+    The link loses nothing, but may be late.
+    """
 
-    def knows(self, lease: int) -> bool:
-        return lease == self.number and self.over is not None
+    def __init__(self, now: float, host: int, process: Process) -> None:
+        self.host = host
+        self.process = process
+        self.to_remote: deque[Message] = deque([START])
+        self.to_gateway: deque[Message] = deque()
+        # The remote program
+        self.lifeline = Lifeline(now)
+        self.remote_runs = True
+        self.has_rank = False
+        self.ending = False
+        self.kill_at: float | None = None
+        self.ping_at = now
+        # The gateway
+        self.answered = False
+        self.pong_at = self.heard_at = now
+        self.lost_at: float | None = None
+        self.end: RankEnd | None = None
 
-    def turn(self, confirmed: int, unwanted: tuple[str, ...], now: float) -> RankNews | None:
-        """None: the lease is over."""
-        if self.over or self.lease is None:
-            return None
-        self.lease.turn(confirmed)
-        self.news.confirm(confirmed)
-        for each in unwanted:
-            self.unwanted.add(each)
-            self.climb(each, now)
-        return self.news.tell(self.lease.answer(now))
+    @property
+    def runs(self) -> bool:
+        """Whether the rank's process runs."""
+        return self.has_rank and self.process.alive
 
-    def end(self, now: float) -> None:
-        self.over = True
-        for each in self.ranks:
-            self.climb(each, now)
-
-    def climb(self, rank_id: str, now: float) -> None:
-        if rank_id in self.ranks and rank_id not in self.climbing:
-            process = self.ranks[rank_id]
-            process.signal(ShutdownStep.TERMINATE, now)
-            self.climbing[rank_id] = now + shutdown_steps.orphaned(process.held)[0].deadline_s
-
-    def tick(self, now: float) -> None:
-        for rank_id, process in list(self.ranks.items()):
-            process.tick(now)
-            if process.status is not None:
-                del self.ranks[rank_id]
-                self.climbing.pop(rank_id, None)
-                self.news.add_end(RankEnded(rank_id, process.status, str(process.status)))
-        if self.away_until is not None:
-            # The next one serves once it has ended what this one has left.
-            if now >= self.away_until and not self.ranks:
-                self.away_until = None
+    def remote_tick(self, now: float) -> None:
+        was_alive = self.process.alive
+        if self.has_rank:
+            self.process.tick(now)
+        if not self.remote_runs:
             return
-        if self.over is False and self.lease is not None and self.lease.judge(now) is not None:
-            self.end(now)
-        if self.over and not self.ranks:
-            self.over = None
-        for rank_id, kill_at in self.climbing.items():
-            if now >= kill_at:
-                self.ranks[rank_id].signal(ShutdownStep.KILL, now)
+        if self.has_rank and was_alive and self.process.status is not None:
+            self.to_gateway.append(self.process.status)
+        if now >= self.ping_at:
+            self.ping_at = now + PING_S
+            self.to_gateway.append(self.lifeline.ping(now))
+        if self.lifeline.is_cut(now):
+            self.end_rank(now)
+        if self.kill_at is not None and now >= self.kill_at and self.has_rank:
+            self.process.signal(ShutdownStep.KILL, now)
+        if self.ending and not self.runs:
+            self.kill_remote(now)
 
-    def kill(self, now: float) -> None:
-        """And start it again."""
-        self.lease, self.over, self.climbing = None, None, {}
-        self.away_until = now + AWAY_S
-        for each in self.ranks.values():
-            each.orphan(now)
+    def remote_receives(self, message: Message, now: float) -> None:
+        if not self.remote_runs:
+            return
+        match message:
+            case ShutdownStep():
+                if self.has_rank:
+                    self.process.signal(message, now)
+            case int():
+                self.lifeline.pong(message)
+            case _ if message == START and not self.ending:
+                self.has_rank = True
+                self.to_gateway.append(STARTED)
+            case _:
+                self.end_rank(now)
 
+    def end_rank(self, now: float) -> None:
+        if not self.ending:
+            self.ending = True
+            if self.has_rank:
+                self.process.signal(ShutdownStep.TERMINATE, now)
+                self.kill_at = now + shutdown_steps.orphaned(self.process.held)[0].deadline_s
 
-@dataclass
-class Starting:
-    """The order to start a rank, which may come there late, as may its answer."""
+    def kill_remote(self, now: float) -> None:
+        if self.remote_runs:
+            self.remote_runs = False
+            self.to_gateway.append(END)
+            if self.runs:
+                self.process.orphan(now)
 
-    rank: int
-    rank_id: str
-    process: Process
-    arrives_at: float
-    answered_at: float
-    fails_at: float
-    arrived: bool | None = None
+    def gateway_receives(self, message: Message, now: float) -> None:
+        if self.lost_at is not None:
+            return
+        self.heard_at = now
+        match message:
+            case ExitStatus():
+                self.end = self.end or RankEnd(message, str(message))
+            case int():
+                self.pong_at = now
+                self.to_remote.append(message)
+            case _ if message == STARTED:
+                self.answered = True
+            case _:
+                self.lose(now)
 
-
-class Leasehold:
-    """The gateway's side of a lease, as `gateway.workers.leased` performs it."""
-
-    def __init__(self, now: float, number: int, tenants: Tenants) -> None:
-        self.number = number
-        self.contact = Contact(now, LEASE_S)
-        self.tenants = tenants
-        self.ids: set[str] = set()
-        self.over = False
+    def lose(self, now: float) -> None:
+        """The gateway ends the session, or finds that it has ended."""
+        if self.lost_at is None:
+            self.lost_at = now
+            self.to_remote.append(END)
 
 
 @dataclass
 class Incarnation:
-    """`followers` are those that are there, or may be: by their ranks, with their identities."""
+    """`followers` are those that are there, or may be, by their ranks."""
 
     number: int
     fate: RankGroup
     leader: Process
     to_start: deque[int]
     followers: dict[int, Process] = field(default_factory=dict)
-    ids: dict[int, str] = field(default_factory=dict)
-    starting: Starting | None = None
+    sessions: dict[int, Session] = field(default_factory=dict)
+    starting: int | None = None
+    fails_at: float = 0.0
     none_more: bool = False
     # What is told to the gateway later.
     news: list[tuple[float, int]] = field(default_factory=list)
     must_end_at: list[float] = field(default_factory=list)
     ladders: list[tuple[Iterator[TimedStep], float]] = field(default_factory=list)
-    leader_told: bool = False
+    leader_reported: bool = False
     troubled_at: float | None = None
 
 
@@ -231,7 +230,7 @@ class World(RuleBasedStateMachine):
     """Checks what is decided against what is alive."""
 
     fate: Callable[[], RankGroup] = staticmethod(RankGroup)
-    tenants: Callable[[], Tenants] = staticmethod(Tenants)
+    gone_at: Callable[[float, float, int], float] = staticmethod(gone_at)
     incarnations = 0
     lost_elsewhere = 0
 
@@ -239,26 +238,21 @@ class World(RuleBasedStateMachine):
         places=st.lists(st.sampled_from((None, 0, 0, 1)), min_size=1, max_size=4),
         gigabytes=st.sampled_from((0, 1, 4, 20)),
     )
-    def begin(self, places: list[int | None], gigabytes: int) -> None:
+    def set_up(self, places: list[int | None], gigabytes: int) -> None:
         self.now = 100.0
         self.places = places
         self.held = gigabytes * GB
-        self.agents = [Agent(), Agent()]
-        self.holds: list[Leasehold | None] = [None, None]
-        # Leases that are over, of which ranks may be left.
-        self.past: list[tuple[int, Leasehold]] = []
-        # Whether orders come to a host, and answers from there.
+        # All sessions of which a rank or a remote program may be left.
+        self.sessions: list[Session] = []
+        # Whether messages come to a host, and from there.
         self.hears = [True, True]
         self.answers = [True, True]
-        # What is known of an end before the answer to the order to start it.
-        self.ends: dict[str, RankEnd] = {}
-        # Orders to start one that are still on the way, when nobody waits for them any more.
-        self.late: list[tuple[int, int, Starting]] = []
+        # How many messages a link carries in a tick.
+        self.carries = 100
         self.lags = [(0.0, False)]
         self.everyone: list[Process] = []
         self.story: deque[str] = deque(maxlen=40)
         self.number = 0
-        self.next_id = 0
         self._spawn()
 
     # What happens
@@ -272,7 +266,7 @@ class World(RuleBasedStateMachine):
     def a_rank_is_killed(self, rank: int) -> None:
         process = self._process(rank)
         if process is not None and process.alive:
-            self._note(f"rank {rank} is killed")
+            self._record(f"rank {rank} is killed")
             process.killed_at = self.now
             self._trouble()
 
@@ -280,7 +274,7 @@ class World(RuleBasedStateMachine):
     def a_rank_ends_by_itself(self, rank: int) -> None:
         process = self._process(rank)
         if process is not None and process.alive and not process.stubborn:
-            self._note(f"rank {rank} ends by itself")
+            self._record(f"rank {rank} ends by itself")
             process.ends_at = self.now
             self._trouble()
 
@@ -294,39 +288,42 @@ class World(RuleBasedStateMachine):
         self.lags = lags
 
     @rule(
-        rungs=st.sampled_from(
+        steps=st.sampled_from(
             (shutdown_steps.polite, shutdown_steps.shortened, shutdown_steps.hung)
         )
     )
-    def somebody_ends_it(self, rungs: Callable[[int], tuple[TimedStep, ...]]) -> None:
+    def somebody_ends_it(self, steps: Callable[[int], tuple[TimedStep, ...]]) -> None:
         """An operator, an eviction, or a verdict that it hangs."""
-        self._note(f"{rungs.__name__} ladder")
-        self._climb(rungs(self.held))
+        self._record(f"{steps.__name__} ladder")
+        self._climb(steps(self.held))
 
     @rule(host=st.integers(0, 1), hears=st.booleans(), answers=st.booleans())
     def a_link_changes(self, host: int, hears: bool, answers: bool) -> None:
-        self._note(f"host {host} hears: {hears}, answers: {answers}")
+        self._record(f"host {host} hears: {hears}, answers: {answers}")
         self.hears[host], self.answers[host] = hears, answers
 
-    @rule(host=st.integers(0, 1))
-    def an_agent_is_killed(self, host: int) -> None:
-        agent = self.agents[host]
-        if agent.away_until is None:
-            self._note(f"agent {host} is killed")
-            if any(self.places[rank - 1] == host for rank in self.incarnation.followers):
-                self._trouble()
-            agent.kill(self.now)
+    @rule(carries=st.sampled_from((1, 3, 100)))
+    def links_are_slow(self, carries: int) -> None:
+        self.carries = carries
 
-    @rule(host=st.integers(0, 1))
-    def a_connection_is_closed(self, host: int) -> None:
-        agent = self.agents[host]
-        if agent.lease is not None:
-            agent.lease.closed(self.now)
+    @rule(rank=st.integers(1, 4))
+    def a_remote_program_is_killed(self, rank: int) -> None:
+        if (session := self.incarnation.sessions.get(rank)) is not None:
+            self._record(f"the remote program of rank {rank} is killed")
+            self._trouble()
+            session.kill_remote(self.now)
+
+    @rule(rank=st.integers(1, 4))
+    def an_ssh_is_killed(self, rank: int) -> None:
+        if (session := self.incarnation.sessions.get(rank)) is not None:
+            self._record(f"ssh to rank {rank} is killed")
+            self._trouble()
+            session.lose(self.now)
 
     @rule(ticks=st.integers(4, 16))
-    def an_order_to_start_one_is_lost(self, ticks: int) -> None:
+    def an_answer_to_a_start_is_late(self, ticks: int) -> None:
         if (host := self._starting_at()) is not None:
-            self.a_link_changes(host, hears=False, answers=True)
+            self.a_link_changes(host, hears=True, answers=False)
             self.time_passes(ticks)
             self.a_link_changes(host, hears=True, answers=True)
 
@@ -339,20 +336,24 @@ class World(RuleBasedStateMachine):
         """The host that starts a rank of the next incarnation."""
         self.a_rank_is_killed(0)
         for _ in range(100):
-            if (starting := self.incarnation.starting) is not None:
-                return self._host_of(starting.rank)
+            if (rank := self.incarnation.starting) is not None:
+                return self._host_of(rank)
             self._tick()
         return None
 
     @rule(host=st.integers(0, 1), ticks=st.integers(30, 70), stubborn=st.booleans())
-    def a_host_is_cut_off_and_its_agent_killed(self, host: int, ticks: int, stubborn: bool) -> None:
-        """While ranks run there, and whatever the agent was about to do."""
+    def a_host_is_cut_off_and_its_programs_killed(
+        self, host: int, ticks: int, stubborn: bool
+    ) -> None:
+        """While ranks run there, and whatever the remote programs were about to do."""
         self.lags = [(SLOWEST_S, stubborn)]
         self.a_rank_is_killed(0)
         self._until_it_serves()
         self.a_link_changes(host, hears=False, answers=False)
         self.time_passes(ticks)
-        self.an_agent_is_killed(host)
+        for rank in range(1, 5):
+            if self._host_of_follower(rank) == host:
+                self.a_remote_program_is_killed(rank)
 
     @rule(rank=st.integers(1, 4), ticks=st.integers(200, 500))
     def a_follower_leaves(self, rank: int, ticks: int) -> None:
@@ -377,7 +378,7 @@ class World(RuleBasedStateMachine):
             self.number, self.fate(), self._new(0), deque(range(1, len(self.places) + 1))
         )
         self.everyone.append(self.incarnation.leader)
-        self._note(f"incarnation {self.number}")
+        self._record(f"incarnation {self.number}")
 
     def _new(self, rank: int) -> Process:
         lag_s, stubborn = self.lags[rank % len(self.lags)]
@@ -388,24 +389,20 @@ class World(RuleBasedStateMachine):
         for process in self.everyone:
             if self._host_of(process.rank) is None:
                 self._tick_here(process)
-        for host, agent in enumerate(self.agents):
-            before = [each for each in agent.ranks.values() if each.alive]
-            agent.tick(self.now)
-            if any(not each.alive and each.incarnation == self.number for each in before):
-                self._trouble()
-            self._ask(host)
+        for session in list(self.sessions):
+            self._tick_there(session)
         self._start()
         self._climb_on()
         current = self.incarnation
-        for at, rank in [each for each in current.news if self.now >= each[0]]:
-            current.news.remove((at, rank))
-            self._told(rank)
-        for at in [each for each in current.must_end_at if self.now >= each]:
-            current.must_end_at.remove(at)
+        for reported_at, rank in [news for news in current.news if self.now >= news[0]]:
+            current.news.remove((reported_at, rank))
+            self._report_end(rank)
+        for end_at in [time for time in current.must_end_at if self.now >= time]:
+            current.must_end_at.remove(end_at)
             if current.fate.must_end():
                 current.fate.end()
                 self._climb(shutdown_steps.after_rank_failure(self.held))
-        if current.leader_told and current.fate.over:
+        if current.leader_reported and current.fate.over:
             self._over()
         self.everyone = [each for each in self.everyone if each.alive]
         self.check()
@@ -420,14 +417,14 @@ class World(RuleBasedStateMachine):
             # It may be told twice.
             current.news += [(self.now + late_s, process.rank), (self.now + LATEST_S, process.rank)]
 
-    def _told(self, rank: int) -> None:
+    def _report_end(self, rank: int) -> None:
         current = self.incarnation
         process = current.followers[rank] if rank else current.leader
         status = process.status
         assert status is not None
         end = RankEnd(status, str(status))
         if rank == 0:
-            current.leader_told = True
+            current.leader_reported = True
             self._end_after(current.fate.leader_ended(end))
         else:
             self._follower_ended(rank, end)
@@ -443,30 +440,30 @@ class World(RuleBasedStateMachine):
 
     def _over(self) -> None:
         left = [each for each in self.everyone if each.alive]
-        left += [each for agent in self.agents for each in agent.ranks.values()]
+        left += [session.process for session in self.sessions if session.runs]
         assert not left, self._tell(f"the next one beside {left}")
         self._spawn()
 
     # Ends
 
-    def _climb(self, rungs: tuple[TimedStep, ...]) -> None:
+    def _climb(self, steps: tuple[TimedStep, ...]) -> None:
         self._trouble()
         self.incarnation.fate.end()
-        self.incarnation.ladders.append((iter(rungs), self.now))
+        self.incarnation.ladders.append((iter(steps), self.now))
 
     def _climb_on(self) -> None:
         current = self.incarnation
         ladders, current.ladders = current.ladders, []
-        for rungs, at in ladders:
-            if self.now < at:
-                current.ladders.append((rungs, at))
-            elif (rung := next(rungs, None)) is not None:
-                self._take(rung.step)
-                current.ladders.append((rungs, self.now + rung.deadline_s))
+        for steps, next_at in ladders:
+            if self.now < next_at:
+                current.ladders.append((steps, next_at))
+            elif (timed := next(steps, None)) is not None:
+                self._apply(timed.step)
+                current.ladders.append((steps, self.now + timed.deadline_s))
 
-    def _take(self, step: ShutdownStep) -> None:
+    def _apply(self, step: ShutdownStep) -> None:
         current = self.incarnation
-        current.fate.take(step)
+        current.fate.record_step(step)
         leader = current.leader
         leader.signal(ShutdownStep.TERMINATE if step is ShutdownStep.ASK else step, self.now)
         if step is not ShutdownStep.ASK:
@@ -479,17 +476,11 @@ class World(RuleBasedStateMachine):
         if host is None:
             process.signal(step, self.now)
             return
-        rank_id, agent = current.ids[rank], self.agents[host]
-        reaches = self.hears[host] and agent.away_until is None
-        if reaches and rank_id in agent.ranks:
-            agent.ranks[rank_id].signal(step, self.now)
-        hold = self.holds[host]
-        if (
-            not (reaches and self.answers[host])
-            and step is not ShutdownStep.DUMP
-            and hold is not None
-        ):
-            hold.tenants.disown(rank_id)
+        session = current.sessions[rank]
+        if session.lost_at is None:
+            session.to_remote.append(step)
+            if not self._reached(host) and step is not ShutdownStep.DUMP:
+                session.lose(self.now)
 
     # Starts
 
@@ -505,64 +496,22 @@ class World(RuleBasedStateMachine):
             if host is None:
                 self.everyone.append(process)
                 self._started(rank, process)
-            elif (hold := self._held(host)) is None:
+            elif not self._reached(host):
                 self._none_more()
                 self._climb(shutdown_steps.shortened(self.held))
             else:
-                self.next_id += 1
-                rank_id = current.ids[rank] = str(self.next_id)
-                hold.ids.add(rank_id)
-                hold.tenants.expect(rank_id, self.held)
-                slow_s = (self.next_id % 4) * TICK_S
-                current.starting = Starting(
-                    rank,
-                    rank_id,
-                    process,
-                    self.now + slow_s,
-                    self.now + 2 * slow_s,
-                    self.now + ANSWER_S,
-                )
+                current.sessions[rank] = session = Session(self.now, host, process)
+                self.sessions.append(session)
+                current.starting, current.fails_at = rank, self.now + ANSWER_S
 
-    def _held(self, host: int) -> Leasehold | None:
-        hold = self.holds[host]
-        if hold is not None and not hold.over:
-            return hold
-        agent = self.agents[host]
-        # An agent has a session for each lease: here the next one is opened when nothing is left.
-        if not self._reached(host) or agent.ranks:
-            return None
-        if hold is not None:
-            self.past.append((host, hold))
-        self.holds[host] = hold = Leasehold(self.now, agent.open(self.now), self.tenants())
-        return hold
-
-    def _await_start(self, starting: Starting) -> None:
-        host = self._host_of(starting.rank)
-        assert host is not None
-        hold, agent = self.holds[host], self.agents[host]
-        assert hold is not None
-        reaches = self.hears[host] and agent.away_until is None
-        if starting.arrived is None and self.now >= starting.arrives_at and reaches:
-            starting.arrived = agent.start(hold.number, starting.rank_id, starting.process)
-        if (
-            starting.arrived is not None
-            and self.now >= starting.answered_at
-            and self._reached(host)
-        ):
-            self.incarnation.starting = None
-            if starting.arrived:
-                self._started(starting.rank, starting.process)
-            else:
-                hold.ids.discard(starting.rank_id)
-                hold.tenants.ended(starting.rank_id)
-                self._none_more()
-                self._climb(shutdown_steps.shortened(self.held))
-        elif self.now >= starting.fails_at:
-            self.incarnation.starting = None
-            if starting.arrived is None and self.next_id % 2:
-                self.late.append((host, hold.number, starting))
-            hold.tenants.unanswered(starting.rank_id, "there was no answer")
-            self._started(starting.rank, starting.process)
+    def _await_start(self, rank: int) -> None:
+        current = self.incarnation
+        session = current.sessions[rank]
+        if session.answered or session.lost_at is not None or self.now >= current.fails_at:
+            current.starting = None
+            if not session.answered:
+                session.lose(self.now)
+            self._started(rank, session.process)
 
     def _started(self, rank: int, process: Process) -> None:
         current = self.incarnation
@@ -570,8 +519,6 @@ class World(RuleBasedStateMachine):
         step = current.fate.started(rank)
         if step is not None:
             self._signal(rank, step)
-        if (end := self.ends.get(current.ids.get(rank, ""))) is not None:
-            self._follower_ended(rank, end)
 
     def _none_more(self) -> None:
         self.incarnation.none_more = True
@@ -580,77 +527,43 @@ class World(RuleBasedStateMachine):
     # Links
 
     def _reached(self, host: int) -> bool:
-        return self.hears[host] and self.answers[host] and self.agents[host].away_until is None
+        return self.hears[host] and self.answers[host]
 
-    def _ask(self, host: int) -> None:
-        if self.hears[host] and self.agents[host].away_until is None:
-            for each in [each for each in self.late if each[0] == host]:
-                self.late.remove(each)
-                self.agents[host].start(each[1], each[2].rank_id, each[2].process)
-        for at, past in self.past:
-            if at == host:
-                self._see_out(host, past)
-        hold = self.holds[host]
-        if hold is None:
-            return
-        if hold.over:
-            self._see_out(host, hold)
-            return
-        if self._hears(host, hold):
-            unwanted = hold.tenants.unwanted
-            news = self.agents[host].turn(hold.contact.number, unwanted, self.now)
-            if self.answers[host]:
-                self._hear(hold, news, unwanted)
-        elif self._reached(host):
-            self._none_left(hold)
-        if not hold.over and hold.contact.judge(self.now):
-            self._lose(hold, "it is out of reach")
-        self._due(hold)
+    def _tick_there(self, session: Session) -> None:
+        ran = session.runs
+        session.remote_tick(self.now)
+        if ran and not session.runs and session.process.incarnation == self.number:
+            self._trouble()
+        for _ in range(self.carries):
+            if self.hears[session.host] and session.to_remote:
+                session.remote_receives(session.to_remote.popleft(), self.now)
+            if self.answers[session.host] and session.to_gateway:
+                session.gateway_receives(session.to_gateway.popleft(), self.now)
+        if session.lost_at is None and self.now - session.heard_at >= SILENCE_S:
+            self._trouble()
+            session.lose(self.now)
+        self._judge(session)
+        if session.end is not None and session.lost_at is None:
+            session.lose(self.now)
+        if session.end is not None and not session.runs and not session.remote_runs:
+            self.sessions.remove(session)
 
-    def _hears(self, host: int, hold: Leasehold) -> bool:
-        agent = self.agents[host]
-        return self.hears[host] and agent.away_until is None and agent.knows(hold.number)
-
-    def _see_out(self, host: int, hold: Leasehold) -> None:
-        if self._hears(host, hold):
-            self.agents[host].end(self.now)
-        elif self._reached(host):
-            self._none_left(hold)
-        self._due(hold)
-
-    def _none_left(self, hold: Leasehold) -> None:
-        hold.over = True
-        for each in list(hold.ids):
-            self._ended_there(hold, each, RankEnd(None, "there is no such lease"))
-
-    def _hear(self, hold: Leasehold, news: RankNews | None, unwanted: tuple[str, ...]) -> None:
-        if news is None:
-            self._lose(hold, "the lease is over")
-            return
-        hold.contact.heard(self.now, news.number)
-        for each in news.ended:
-            doubt = hold.tenants.doubt(each.rank)
-            told = RankEnd(each.status, each.reason)
-            self._ended_there(hold, each.rank, told if doubt is None else RankEnd(None, doubt))
-        hold.tenants.told(unwanted, self.now)
-
-    def _lose(self, hold: Leasehold, reason: str) -> None:
-        hold.over = True
-        hold.tenants.lose(self.now, reason)
-        World.lost_elsewhere += 1
-
-    def _due(self, hold: Leasehold) -> None:
-        for rank_id, reason in hold.tenants.due(self.now):
-            self._ended_there(hold, rank_id, RankEnd(None, reason))
-
-    def _ended_there(self, hold: Leasehold, rank_id: str, end: RankEnd) -> None:
-        hold.tenants.ended(rank_id)
-        hold.ids.discard(rank_id)
-        self.ends[rank_id] = end
+    def _judge(self, session: Session) -> None:
+        """Find out whether the rank of a lost session has ended, and report the end of a rank."""
+        if session.end is None and session.lost_at is not None:
+            World.lost_elsewhere += 1
+            gone_by = self.gone_at(session.lost_at, session.pong_at, self.held)
+            has_ended = session.answered and self._reached(session.host) and not session.runs
+            if self.now >= gone_by or has_ended:
+                session.end = RankEnd(None, "it is out of reach")
         current = self.incarnation
-        for rank, each in current.ids.items():
-            if each == rank_id and rank in current.followers:
-                self._follower_ended(rank, end)
+        rank = session.process.rank
+        if (
+            session.end is not None
+            and current.sessions.get(rank) is session
+            and rank in current.followers
+        ):
+            self._follower_ended(rank, session.end)
 
     # What must be true
 
@@ -681,6 +594,7 @@ class World(RuleBasedStateMachine):
         if not hasattr(self, "places"):
             return
         self.hears, self.answers = [True, True], [True, True]
+        self.carries = 100
         self.lags = [(0.0, False)]
         for _ in range(round(2 * over_s(self.held) / TICK_S)):
             self._tick()
@@ -700,6 +614,9 @@ class World(RuleBasedStateMachine):
     def _host_of(self, rank: int) -> int | None:
         return None if rank == 0 else self.places[rank - 1]
 
+    def _host_of_follower(self, rank: int) -> int | None:
+        return self.places[rank - 1] if rank <= len(self.places) else None
+
     def _process(self, rank: int) -> Process | None:
         current = self.incarnation
         return current.leader if rank == 0 else current.followers.get(rank)
@@ -709,9 +626,10 @@ class World(RuleBasedStateMachine):
         host, process = self._host_of(rank), self._process(rank)
         if host is None:
             return process is not None and process.alive
-        return self.incarnation.ids.get(rank) in self.agents[host].ranks
+        session = self.incarnation.sessions.get(rank)
+        return session is not None and session.runs
 
-    def _note(self, text: str) -> None:
+    def _record(self, text: str) -> None:
         self.story.append(f"{self.now}: {text}")
 
     def _tell(self, what: str) -> str:

@@ -46,7 +46,7 @@ own_steps = st.sampled_from([None, ShutdownStep.TERMINATE])
 
 
 @given(st.data(), others, own_steps, st.booleans())
-def test_a_death_is_named_whenever_it_is_told(
+def test_death_is_named_whenever_it_is_reported(
     data: st.DataObject,
     consequences: list[tuple[ExitStatus, ShutdownStep]],
     step: ShutdownStep,
@@ -64,7 +64,7 @@ def test_a_death_is_named_whenever_it_is_told(
 
 
 @given(st.data(), others)
-def test_one_that_rank_0_missed_is_named(
+def test_rank_that_rank_0_missed_is_named(
     data: st.DataObject, consequences: list[tuple[ExitStatus, ShutdownStep]]
 ) -> None:
     """It was stopped, say: nothing in its end tells it from the others."""
@@ -103,7 +103,7 @@ def test_an_agent_that_ends_its_ranks_is_named() -> None:
     assert loss.status == ExitStatus(None, None)
 
 
-def test_one_that_was_asked_to_end_by_a_stranger_is_named() -> None:
+def test_rank_that_a_stranger_ended_is_named() -> None:
     loss = _judge((1, _end(WELL), None), (0, _end(ALONE), None), missed=1)
     assert loss == Loss("rank 1 on host-1 was lost (exit code 0)", ALONE)
 

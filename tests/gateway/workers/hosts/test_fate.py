@@ -59,14 +59,14 @@ def test_an_order_to_end_is_given_once() -> None:
     assert fate.loss is None
 
 
-def test_an_end_that_is_told_twice_is_one() -> None:
+def test_end_that_is_reported_twice_counts_once() -> None:
     fate = running(1, 2)
     fate.follower_ended(1, "here", KILLED)
     assert fate.follower_ended(1, "here", KILLED) is None
     assert not fate.followers_gone
 
 
-def test_one_that_leaves_was_told_to_by_rank_0() -> None:
+def test_follower_that_leaves_was_ended_by_rank_0() -> None:
     fate = running(1)
     assert fate.follower_ended(1, "here", LEFT) == LEADER_FOLLOWS_S
     assert fate.loss is None
@@ -93,7 +93,7 @@ def test_rank_0_that_follows_late_has_no_loss() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "then"),
+    ("step", "then"),
     [
         (ShutdownStep.DUMP, ShutdownStep.TERMINATE),
         (ShutdownStep.ASK, ShutdownStep.TERMINATE),
@@ -101,16 +101,16 @@ def test_rank_0_that_follows_late_has_no_loss() -> None:
         (ShutdownStep.KILL, ShutdownStep.KILL),
     ],
 )
-def test_one_that_comes_late_is_told_by_itself(told: ShutdownStep, then: ShutdownStep) -> None:
+def test_late_follower_gets_the_step_by_itself(step: ShutdownStep, then: ShutdownStep) -> None:
     fate = RankGroup()
     assert fate.started(1) is None
     assert fate.may_start
-    fate.take(told)
+    fate.record_step(step)
     assert not fate.may_start
     assert fate.started(2) is then
 
 
-def test_one_that_comes_after_rank_0_is_told() -> None:
+def test_follower_that_starts_after_rank_0_ended_is_ended() -> None:
     fate = RankGroup()
     assert fate.leader_ended(LEFT) == 0.0
     assert not fate.may_start

@@ -1,4 +1,4 @@
-"""The other ranks, on hosts that do as a test says: what starts, what is told, what is left."""
+"""The other ranks, on hosts that do as a test says: starts, messages, and what is left."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from gateway.system.memory_reading import Footprint
 from gateway.workers.followers import Followers, Plan, devices
 from gateway.workers.host import LocalHost, RankEnd, RankOrder
 from gateway.workers.shutdown_steps import ShutdownStep
+from gateway.workers.worker_log import WorkerLog
 from protocol.life import Ranks
 
 
@@ -26,7 +27,7 @@ class ScriptedRank:
     async def footprint(self) -> Footprint:
         return Footprint(host_bytes=100 + self.pid, host_peak_bytes=None)
 
-    async def keep(self, wanted_bytes: int) -> int:
+    async def reserve(self, wanted_bytes: int) -> int:
         return wanted_bytes
 
     async def dump(self) -> None:
@@ -55,7 +56,7 @@ class ScriptedHost(LocalHost):
     async def free_ports(self, count: int) -> tuple[int, ...]:
         return tuple(range(5000, 5000 + count))
 
-    async def start(self, order: RankOrder) -> ScriptedRank:
+    async def start(self, order: RankOrder, log: WorkerLog) -> ScriptedRank:
         if len(self.ranks) >= self.most:
             raise OSError("no room for another one")
         self.orders.append(order)
@@ -71,13 +72,13 @@ class SlowHost(ScriptedHost):
         self.asked = asyncio.Event()
         self.answers = asyncio.Event()
 
-    async def start(self, order: RankOrder) -> ScriptedRank:
+    async def start(self, order: RankOrder, log: WorkerLog) -> ScriptedRank:
         self.asked.set()
         await self.answers.wait()
-        return await super().start(order)
+        return await super().start(order, log)
 
 
-class Told:
+class RecordingRankZero:
     def __init__(self) -> None:
         self.starts: list[str | None] = []
         self.ended = asyncio.Event()
@@ -98,12 +99,14 @@ class Told:
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told()
+def rank_zero() -> RecordingRankZero:
+    return RecordingRankZero()
 
 
 @pytest.fixture
-def followers(short_path: Path, told: Told) -> Callable[[ScriptedHost, int], Followers]:
+def followers(
+    short_path: Path, rank_zero: RecordingRankZero
+) -> Callable[[ScriptedHost, int], Followers]:
     def make(host: ScriptedHost, size: int) -> Followers:
         plan = Plan(
             model_id="big",
@@ -113,9 +116,10 @@ def followers(short_path: Path, told: Told) -> Callable[[ScriptedHost, int], Fol
             hosts=[host] * size,
             interfaces=[("10.0.0.1",)] * size,
             silence_s=5.0,
+            log=WorkerLog(short_path / "big.log"),
             cards=["4", "6"],
         )
-        return Followers(plan, short_path / "7.rank", told)
+        return Followers(plan, short_path / "7.rank", rank_zero)
 
     return make
 
@@ -123,10 +127,10 @@ def followers(short_path: Path, told: Told) -> Callable[[ScriptedHost, int], Fol
 Make = Callable[[ScriptedHost, int], Followers]
 
 
-async def test_each_is_told_where_rank_0_is_and_which_card_is_its_own(followers: Make) -> None:
+async def test_followers_learn_the_address_of_rank_0_and_their_cards(followers: Make) -> None:
     host = ScriptedHost()
     made = followers(host, 3)
-    ranks = await made.told()
+    ranks = await made.until_started()
     assert isinstance(ranks, Ranks)
     assert (ranks.size, ranks.addresses) == (3, (("10.0.0.1:5000",),) * 3)
     assert [each.rank for each in host.orders] == [1, 2]
@@ -139,20 +143,22 @@ async def test_each_is_told_where_rank_0_is_and_which_card_is_its_own(followers:
     assert await made.read_footprints() == [await each.footprint() for each in host.ranks]
 
 
-async def test_they_are_gone_when_all_have_ended(followers: Make, told: Told) -> None:
+async def test_followers_are_gone_when_all_have_ended(
+    followers: Make, rank_zero: RecordingRankZero
+) -> None:
     host = ScriptedHost()
     made = followers(host, 3)
     assert not made.fate.followers_gone
-    await made.told()
+    await made.until_started()
     await host.ranks[0].kill()
-    await told.ended.wait()
-    told.ended.clear()
+    await rank_zero.ended.wait()
+    rank_zero.ended.clear()
     assert (made.fate.followers_gone, made.running_here) == (False, True)
-    assert await until_set(told.to_be_ended, 30.0)
+    assert await until_set(rank_zero.to_be_ended, 30.0)
     # What fails is up to the next step, and what has ended is left alone.
-    await made.take(ShutdownStep.TERMINATE)
-    await made.take(ShutdownStep.KILL)
-    await told.ended.wait()
+    await made.apply(ShutdownStep.TERMINATE)
+    await made.apply(ShutdownStep.KILL)
+    await rank_zero.ended.wait()
     assert made.fate.followers_gone
     assert not made.running_here
     assert [each.taken for each in host.ranks] == [["kill"], ["end", "kill"]]
@@ -160,36 +166,42 @@ async def test_they_are_gone_when_all_have_ended(followers: Make, told: Told) ->
     assert made.fate.loss.reason == "rank 1 on this machine was lost (signal SIGKILL)"
 
 
-async def test_one_that_cannot_be_started_is_told(followers: Make, told: Told) -> None:
+async def test_follower_that_cannot_be_started_is_reported(
+    followers: Make, rank_zero: RecordingRankZero
+) -> None:
     host = ScriptedHost(most=1)
     made = followers(host, 3)
-    assert await made.told() is None
+    assert await made.until_started() is None
     assert not made.fate.followers_gone
-    await made.take(ShutdownStep.KILL)
-    await told.ended.wait()
+    await made.apply(ShutdownStep.KILL)
+    await rank_zero.ended.wait()
     assert made.fate.followers_gone
-    assert told.starts == ["its ranks can't be started: no room for another one"]
+    assert rank_zero.starts == ["its ranks can't be started: no room for another one"]
 
 
-async def test_one_that_comes_late_ends_as_the_others(followers: Make, told: Told) -> None:
+async def test_late_follower_ends_as_the_others(
+    followers: Make, rank_zero: RecordingRankZero
+) -> None:
     host = SlowHost()
     made = followers(host, 3)
     await host.asked.wait()
-    await made.take(ShutdownStep.KILL)
+    await made.apply(ShutdownStep.KILL)
     host.answers.set()
-    await told.ended.wait()
+    await rank_zero.ended.wait()
     assert [each.taken for each in host.ranks] == [["kill"]]
     assert made.fate.followers_gone
 
 
-async def test_none_is_started_once_they_are_to_end(followers: Make, told: Told) -> None:
+async def test_no_follower_is_started_once_all_are_ended(
+    followers: Make, rank_zero: RecordingRankZero
+) -> None:
     host = ScriptedHost()
     made = followers(host, 4)
-    await made.take(ShutdownStep.KILL)
-    await made.told()
+    await made.apply(ShutdownStep.KILL)
+    await made.until_started()
     await asyncio.sleep(0)
     assert made.fate.followers_gone
-    assert (host.orders, told.starts) == ([], [None])
+    assert (host.orders, rank_zero.starts) == ([], [None])
 
 
 def test_devices_of_jaccl_have_a_gap_for_oneself() -> None:

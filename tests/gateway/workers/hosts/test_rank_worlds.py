@@ -4,10 +4,12 @@ in those of defects one is.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
-from gateway.workers.lease import Tenants
 
 from gateway.workers.host import RankEnd
+from gateway.workers.lifeline import SILENCE_S, gone_at
 from gateway.workers.rank_group import RankGroup
 from gateway.workers.shutdown_steps import ShutdownStep
 from protocol.process import grace_s
@@ -85,60 +87,40 @@ class Forgetful(RankGroup):
         return self._leader_ended and not self._running
 
 
-class AtOnce(Tenants):
-    """Ranks are gone with their lease."""
-
-    def lose(self, now: float, reason: str) -> None:
-        super().lose(now - 1000.0, reason)
+def at_once(now: float, _last_pong_at: float, _most_bytes: int) -> float:
+    """Ranks are gone with their session."""
+    return now
 
 
-class WithoutGrace(Tenants):
-    """Agents never die on the way."""
-
-    def lose(self, now: float, reason: str) -> None:
-        for each, most_bytes in self._most_bytes.items():
-            self._ends_within(each, now - grace_s(most_bytes), reason)
+def without_silence(now: float, _last_pong_at: float, most_bytes: int) -> float:
+    """The remote program always finds the end of its pipe."""
+    return gone_at(now, now - SILENCE_S, most_bytes)
 
 
-class Optimistic(Tenants):
-    """Of what no answer came, that was not started."""
-
-    def unanswered(self, rank_id: str, reason: str) -> None:
-        super().unanswered(rank_id, reason)
-        self._ends_within(rank_id, -1000.0, reason)
-
-
-class Patient(Tenants):
-    """The host will say of everything that it has ended, even of what was never there."""
-
-    def told(self, unwanted: tuple[str, ...], now: float) -> None:
-        for each in unwanted:
-            self._unwanted.pop(each, None)
-
-
-class Discreet(Tenants):
-    """The host never hears what is unwanted."""
-
-    @property
-    def unwanted(self) -> tuple[str, ...]:
-        return ()
+def without_grace(now: float, last_pong_at: float, most_bytes: int) -> float:
+    """Remote programs never die on the way."""
+    return gone_at(now, last_pong_at, most_bytes) - grace_s(most_bytes) - 2.0
 
 
 @pytest.mark.parametrize(
     "defect",
-    [
-        *(Alone, Headless, Trusting, Latecomer, Counting, Hasty, Forgetful),
-        *(AtOnce, WithoutGrace, Optimistic, Patient, Discreet),
-    ],
-    ids=lambda each: each.__name__,
+    [Alone, Headless, Trusting, Latecomer, Counting, Hasty, Forgetful],
+    ids=lambda defect: defect.__name__,
 )
-def test_a_defect_is_caught(defect: type[RankGroup] | type[Tenants]) -> None:
+def test_defect_of_the_group_is_caught(defect: type[RankGroup]) -> None:
     class Defective(World):
-        pass
+        fate = staticmethod(defect)
 
-    if issubclass(defect, RankGroup):
-        Defective.fate = staticmethod(defect)
-    else:
-        Defective.tenants = staticmethod(defect)
+    with pytest.raises((AssertionError, ExceptionGroup)):
+        run_worlds(Defective, 4000)
+
+
+@pytest.mark.parametrize("defect", [at_once, without_silence, without_grace])
+def test_defect_of_the_lifeline_is_caught(
+    defect: Callable[[float, float, int], float],
+) -> None:
+    class Defective(World):
+        gone_at = staticmethod(defect)
+
     with pytest.raises((AssertionError, ExceptionGroup)):
         run_worlds(Defective, 4000)

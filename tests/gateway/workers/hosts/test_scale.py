@@ -24,16 +24,16 @@ SIZES = st.integers(0, 1 << 40)
 def test_all_ranks_together_keep_to_what_was_granted(
     limit: int, beside: int, bound: int, ranks: int
 ) -> None:
-    told = Limit(limit_bytes=limit, beside_bytes=beside, bound=Bound(bound, 7, "why"))
-    each = for_each_rank(told, ranks)
+    limit_message = Limit(limit_bytes=limit, beside_bytes=beside, bound=Bound(bound, 7, "why"))
+    each = for_each_rank(limit_message, ranks)
     assert each.limit_bytes * ranks <= limit < (each.limit_bytes + 1) * ranks
     assert each.bound is not None
     assert each.bound.bytes * ranks <= bound
     assert (each.bound.tokens, each.bound.reason) == (7, "why")
 
 
-def test_what_rank_0_says_is_of_all() -> None:
-    said = Heartbeat(
+def test_message_of_rank_0_counts_for_all_ranks() -> None:
+    heartbeat = Heartbeat(
         step=3,
         step_age_s=0.5,
         active=1,
@@ -42,8 +42,8 @@ def test_what_rank_0_says_is_of_all() -> None:
         prompt_cache_bytes=5,
     )
     memory = MlxMemory(active_bytes=30, cache_bytes=60, peak_bytes=90)
-    expected = msgspec.structs.replace(said, memory=memory, prompt_cache_bytes=15)
-    assert for_all_ranks(said, 3) == expected
+    expected = msgspec.structs.replace(heartbeat, memory=memory, prompt_cache_bytes=15)
+    assert for_all_ranks(heartbeat, 3) == expected
     need = Need(
         limit_bytes=1, used_bytes=2, wanted_bytes=3, least_bytes=4, held=5, context_tokens=6
     )
@@ -52,7 +52,7 @@ def test_what_rank_0_says_is_of_all() -> None:
     )
 
 
-def test_what_has_no_bytes_stays_as_it_is() -> None:
+def test_message_without_bytes_stays_the_same() -> None:
     output = Output(step=1, deltas=())
     assert for_all_ranks(output, 4) is output
 
