@@ -37,7 +37,7 @@ from worker.ranks.links import (
     TrimMemory,
 )
 from worker.system.errors import LoadAbandonedError, ModelError
-from worker.system.memory import read_device, released_memory, trim
+from worker.system.memory import freeze_imports, read_device, released_memory, trim
 
 
 def follow(link: FollowerLink, rank: int, should_stop: Callable[[], bool]) -> None:

@@ -13,7 +13,7 @@ import msgspec
 
 from protocol.life import Load
 from worker.mlx_lm.decoding_row import RowCaches
-from worker.mlx_lm.generator import Generator, NewRow, Sampler, Tap
+from worker.mlx_lm.generator import Generator, NewRow, Sampler, StepResult, Tap
 from worker.prompt_cache.blocks import Block, Cutter
 from worker.ranks.group import join, split_model, versions
 from worker.ranks.links import (
