@@ -9,7 +9,7 @@ from msgspec import Struct
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from gateway.history.history import Mark, Span
+from gateway.history.history import HistoryMark, Span
 from gateway.history.recorder import Recorder
 from gateway.history.steps import Columns
 from gateway.http.wire.bodies import json_response
@@ -26,7 +26,7 @@ class HistoryAnswer(Struct):
 
     span: Span
     columns: Columns
-    marks: list[Mark]
+    marks: list[HistoryMark]
 
 
 @history_routes.get(
