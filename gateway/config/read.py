@@ -97,7 +97,7 @@ def read_settings(flags: Flags, environment: Mapping[str, str]) -> Settings:
     Raises:
         ConfigError: with all mistakes.
     """
-    reading = _Reading(flags, environment)
+    reading = _ConfigurationReading(flags, environment)
     settings = reading.settings()
     reading.raise_mistakes()
     return settings
@@ -116,7 +116,7 @@ class DraftConfiguration(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_draft(flags: Flags, environment: Mapping[str, str]) -> DraftConfiguration:
     """Read the valid part of a configuration. Whether the models exist is not checked."""
-    reading = _Reading(flags, environment)
+    reading = _ConfigurationReading(flags, environment)
     settings = reading.settings()
     return DraftConfiguration(
         settings=reading.without_lost(settings),
@@ -136,7 +136,7 @@ def read_configuration(
     Raises:
         ConfigError: with all mistakes.
     """
-    reading = _Reading(flags, environment)
+    reading = _ConfigurationReading(flags, environment)
     settings = reading.settings()
     places = places or Places()
     reading.check_network(settings, places)
@@ -174,7 +174,7 @@ def raise_misfits(configuration: Configuration, misfits: Iterable[tuple[str, str
         raise ConfigError(mistakes)
 
 
-class _Reading:
+class _ConfigurationReading:
     """Makes settings from tables, and collects mistakes. Call `settings` first, and only once."""
 
     def __init__(self, flags: Flags, environment: Mapping[str, str]) -> None:

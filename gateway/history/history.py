@@ -21,7 +21,7 @@ _LONGEST_NAME: Final = 1000
 _LARGEST_BYTES: Final = 2_000_000
 
 
-class Mark(Struct, frozen=True):
+class HistoryMark(Struct, frozen=True):
     """An eviction or a death: the Unix time in seconds, and the model."""
 
     at: float
@@ -33,7 +33,7 @@ class HistoryState(Struct, frozen=True):
     """A history as it is stored."""
 
     spans: dict[str, StepsState]
-    marks: list[Mark]
+    marks: list[HistoryMark]
 
     @property
     def packed(self) -> bytes:
@@ -57,7 +57,7 @@ class History:
 
     def __init__(self) -> None:
         self._spans = {span: Steps(*size) for span, size in _SPANS.items()}
-        self._marks: deque[Mark] = deque(maxlen=_MARKS)
+        self._marks: deque[HistoryMark] = deque(maxlen=_MARKS)
 
     def add(self, sample: Sample, now: float) -> None:
         self._forget_after(now)
@@ -69,9 +69,9 @@ class History:
         for steps in self._spans.values():
             steps.mark(kind, now)
         if kind != "refusal":
-            self._marks.append(Mark(now, kind, model[:_LONGEST_NAME]))
+            self._marks.append(HistoryMark(now, kind, model[:_LONGEST_NAME]))
 
-    def read(self, span: Span, now: float) -> tuple[Columns, list[Mark]]:
+    def read(self, span: Span, now: float) -> tuple[Columns, list[HistoryMark]]:
         """The steps of a span that have ended by `now`, and the marks since the first of them."""
         columns = self._spans[span].read(now)
         return columns, [mark for mark in self._marks if columns.begins_at <= mark.at <= now]

@@ -115,7 +115,7 @@ class Steps:
         self._whole = {name: self._empty(name) for name in (*_COUNTS, *_TIMES)}
         self._models = {OTHERS: self._new_model()}
         self._seen: dict[str, int] = {}
-        self._first_tokens = _Times()
+        self._first_tokens = _FirstTokenTimes()
 
     def add(self, sample: Sample, now: float) -> None:
         slot, whole = self._open(now), self._whole
@@ -224,7 +224,7 @@ class Steps:
             for cleared in range(max(first, last - self._count + 1), last + 1):
                 self._clear(cleared % self._count)
             self._last = number
-            self._first_tokens = _Times()
+            self._first_tokens = _FirstTokenTimes()
             for model_id, seen in list(self._seen.items()):
                 self._seen[model_id] = min(seen, number)
                 if seen <= number - self._count:
@@ -296,7 +296,7 @@ _APART: Final = 1.05
 _LEAST_S: Final = 0.001
 
 
-class _Times:
+class _FirstTokenTimes:
     """Seconds in buckets, for their median. However many, they take little memory."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ _FAILURES: Final = 3
 _OPEN_S: Final = 30.0
 
 
-class Health:
+class UpstreamHealth:
     """The health of one upstream. Times are in seconds of a clock that doesn't go back."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ from gateway.system.lane import Lane
 from gateway.system.state_file import read_secret
 from gateway.system.tasks import Histogram
 from gateway.system.tls import trusting_signer, trusting_system
-from gateway.upstreams.health import Health
+from gateway.upstreams.health import UpstreamHealth
 from gateway.upstreams.offers import CycleError, Offer, read_offers
 from gateway.upstreams.route import via_value
 
@@ -58,7 +58,7 @@ class Upstream:
         """`instance` is this gateway's."""
         self.name = name
         self.settings = settings
-        self.health = Health()
+        self.health = UpstreamHealth()
         self.models: list[Offer] = []
         self.offers: dict[str, Offer] = {}
         self.running: Counter[str] = Counter()

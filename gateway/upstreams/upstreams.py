@@ -136,7 +136,7 @@ _RANKS: Final = {"ready": 0, None: 1, "loading": 2, "starting": 2, "waiting": 3,
 _UNWILLING: Final = 4
 
 
-class Candidate(Struct, frozen=True):
+class UpstreamCandidate(Struct, frozen=True):
     """An upstream for a request. `load` counts the requests that run and wait there. `chosen_at`
     is when it was chosen last, and `busy` whether it has just asked for patience.
     """
@@ -148,12 +148,12 @@ class Candidate(Struct, frozen=True):
     busy: bool = False
 
 
-def ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
+def ranked(candidates: Iterable[UpstreamCandidate]) -> list[UpstreamCandidate]:
     """The candidates, the best first: those that aren't busy, with the model loaded, with the least
     load, and of equal ones the one whose last turn is the longest ago.
     """
 
-    def order(candidate: Candidate) -> tuple[bool, int, int, float]:
+    def order(candidate: UpstreamCandidate) -> tuple[bool, int, int, float]:
         rank = _RANKS.get(candidate.state, _UNWILLING)
         return candidate.busy, rank, candidate.load, candidate.chosen_at
 
@@ -166,7 +166,7 @@ def in_order(ways: list[Way]) -> list[Way]:
     return [
         usable[candidate.upstream]
         for candidate in ranked(
-            Candidate(
+            UpstreamCandidate(
                 name,
                 None if way.offer is None else way.offer.state,
                 way.upstream.load(way.name_there),

@@ -15,7 +15,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from gateway.access.caller import NeededKey
-from gateway.history.history import Mark, Span
+from gateway.history.history import HistoryMark, Span
 from gateway.history.recorder import Recorder
 from gateway.history.steps import Columns
 from gateway.http.operator.status import status_for
@@ -239,7 +239,7 @@ class HistoryAnswer(Struct):
 
     span: Span
     columns: Columns
-    marks: list[Mark]
+    marks: list[HistoryMark]
 
 
 @routes.get(

@@ -6,15 +6,15 @@ import msgspec
 import pytest
 
 from gateway.access.caller import proxy_header
-from gateway.upstreams.health import Health
+from gateway.upstreams.health import UpstreamHealth
 from gateway.upstreams.offers import MOST_GATEWAYS, MOST_MODELS, read_offers
 from gateway.upstreams.route import comes_back, new_instance, via_value
-from gateway.upstreams.upstreams import Candidate, ranked
+from gateway.upstreams.upstreams import UpstreamCandidate, ranked
 
 
 class TestHealth:
     def test_looks_that_fail_are_made_more_and_more_rarely(self) -> None:
-        health = Health()
+        health = UpstreamHealth()
         assert health.trouble(0.0) is not None
         pauses = []
         for _ in range(10):
@@ -30,7 +30,7 @@ class TestHealth:
         assert health.pause_s() == 1.0, "the pauses begin anew"
 
     def test_requests_that_fail_open_the_breaker_until_one_succeeds(self) -> None:
-        health = Health()
+        health = UpstreamHealth()
         health.reached()
         for _ in range(2):
             health.failed(0.0, "fell silent")
@@ -48,7 +48,7 @@ class TestHealth:
         assert health.trouble(31.0) is None
 
     def test_a_success_in_between_keeps_it_closed(self) -> None:
-        health = Health()
+        health = UpstreamHealth()
         health.reached()
         for _ in range(10):
             health.failed(0.0, "fell silent")
@@ -60,14 +60,14 @@ class TestHealth:
 class TestChoice:
     def test_the_loaded_one_then_the_idle_one_then_whose_turn_it_is(self) -> None:
         order = [
-            Candidate("loaded", "ready", 1, 5.0),
-            Candidate("loaded long ago", "ready", 2, 1.0),
-            Candidate("loaded just now", "ready", 2, 5.0),
-            Candidate("stateless", None, 0, 0.0),
-            Candidate("loading", "loading", 0, 0.0),
-            Candidate("idle", "unloaded", 0, 0.0),
-            Candidate("broken", "failed", 0, 0.0),
-            Candidate("busy", "ready", 0, 0.0, busy=True),
+            UpstreamCandidate("loaded", "ready", 1, 5.0),
+            UpstreamCandidate("loaded long ago", "ready", 2, 1.0),
+            UpstreamCandidate("loaded just now", "ready", 2, 5.0),
+            UpstreamCandidate("stateless", None, 0, 0.0),
+            UpstreamCandidate("loading", "loading", 0, 0.0),
+            UpstreamCandidate("idle", "unloaded", 0, 0.0),
+            UpstreamCandidate("broken", "failed", 0, 0.0),
+            UpstreamCandidate("busy", "ready", 0, 0.0, busy=True),
         ]
         assert ranked(reversed(order)) == order
 
