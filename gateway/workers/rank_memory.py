@@ -45,21 +45,21 @@ class RankReservation:
     """
 
     def __init__(self) -> None:
-        self._kept_bytes: dict[int, int] = {}
+        self._reserved_bytes: dict[int, int] = {}
         self._hosts: dict[int, str] = {}
         self._asked_bytes = 0
         self._least_bytes = 0
         self._waits_since: float | None = None
 
-    def keeps(self, rank: int, host: str, kept_bytes: int) -> None:
-        """Note that the host keeps `kept_bytes` for this rank."""
-        self._kept_bytes[rank] = kept_bytes
+    def keeps(self, rank: int, host: str, reserved_bytes: int) -> None:
+        """Note that the host keeps `reserved_bytes` for this rank."""
+        self._reserved_bytes[rank] = reserved_bytes
         self._hosts[rank] = host
 
     @property
     def most_bytes(self) -> int | None:
         """The bytes that each rank may hold; None: there is no bound."""
-        return min(self._kept_bytes.values(), default=None)
+        return min(self._reserved_bytes.values(), default=None)
 
     @property
     def bound_bytes(self) -> int | None:
@@ -122,9 +122,9 @@ class RankReservation:
 
     @property
     def _shortage(self) -> str:
-        rank, kept_bytes = min(self._kept_bytes.items(), key=lambda each: each[1])
+        rank, reserved_bytes = min(self._reserved_bytes.items(), key=lambda each: each[1])
         return (
-            f"{self._hosts[rank]} keeps {format_size(kept_bytes)} for a rank, and "
+            f"{self._hosts[rank]} keeps {format_size(reserved_bytes)} for a rank, and "
             f"{format_size(self._least_bytes)} are needed"
         )
 
