@@ -327,7 +327,7 @@ class Fleet:
 
     async def stop(self) -> None:
         """End all workers at the same time. Return when each worker has ended, or has survived its
-        stop ladder.
+        shutdown sequence.
         """
         for supervisor in self.roster.everyone:
             supervisor.end()
