@@ -40,15 +40,20 @@ class Effector(Protocol):
 
 
 class Condition:
-    """The condition of one model. Every event of the model is passed to `handle`, which alone
-    decides what follows.
+    """The condition of one model. Every event of the model goes to `handle`, which alone decides
+    what follows. The other methods and attributes are for readers:
+
+    `reason` says why the model is in its state, for the operator. If the model has no process, this
+    may be why its last process ended. `failure` is the refusal of requests that could not be
+    served. `end_reason` says why the present process is to end; an order may need no reason.
+    `end_cause` is the event that led the present process, or the last one, to drain or stop.
     """
 
     def __init__(self, model_id: str, events: EventLog, effector: Effector) -> None:
-        self._reason: str | None = None
-        self._failure: Refusal | None = None
-        self._end_reason: str | None = None
-        self._end_cause: ModelEvent | None = None
+        self.reason: str | None = None
+        self.failure: Refusal | None = None
+        self.end_reason: str | None = None
+        self.end_cause: ModelEvent | None = None
         # The refusal of requests while the model is held.
         self._hold: Refusal | None = None
         self._released: Refusal | None = None
@@ -63,39 +68,13 @@ class Condition:
         return self.lifecycle.state
 
     @property
-    def reason(self) -> str | None:
-        """Why the model is in its state, for the operator. If the model has no process, this may be
-        why its last process ended.
-        """
-        return self._reason
-
-    @property
-    def end_reason(self) -> str | None:
-        """Why the present process is to end. None: the process isn't to end, or the order to end it
-        needs no reason.
-        """
-        return self._end_reason
-
-    @property
-    def end_cause(self) -> ModelEvent | None:
-        """The event that led the present process, or the last one, to drain or stop. None: no event
-        did.
-        """
-        return self._end_cause
-
-    @property
-    def failure(self) -> Refusal | None:
-        """The refusal of requests that could not be served; None while nothing is wrong."""
-        return self._failure
-
-    @property
     def trouble(self) -> str | None:
         """Why the model can't be served, for the operator. None: nothing is wrong, or the model is
         held.
         """
-        if self._failure is None or self.state is State.HELD:
+        if self.failure is None or self.state is State.HELD:
             return None
-        return self._failure.message
+        return self.failure.message
 
     @property
     def hold(self) -> Refusal | None:
@@ -106,13 +85,13 @@ class Condition:
         """Go on from the state of an earlier gateway: ready, or held with the refusal `hold`."""
         self.lifecycle.state = state
         if state is State.HELD and hold is not None:
-            self._hold = self._failure = hold
-            self._reason = hold.message
+            self._hold = self.failure = hold
+            self.reason = hold.message
 
     def describe(self) -> str:
         """The state and its reason, as the end of a sentence about the model."""
         state = "has failed" if self.state is State.FAILED else f"is {self.state}"
-        return f"{state}: {self._reason}" if self._reason else state
+        return f"{state}: {self.reason}" if self.reason else state
 
     async def until(self, reached: Callable[[], bool]) -> None:
         """Wait until `reached` returns True. The caller sets the deadline.
@@ -138,7 +117,7 @@ class Condition:
     def progress(self, text: str) -> None:
         """Note how far a load has come, or what the load waits for, as the reason of the state."""
         if self.lifecycle.on_its_way and self.state is not State.READY:
-            self._reason = text
+            self.reason = text
 
     def handle(
         self,
@@ -166,9 +145,9 @@ class Condition:
             self._explain(event, reason, refusal)
         if self.state is not before:
             if self.state is State.STARTING:
-                self._end_cause = None
+                self.end_cause = None
             elif self.state in _ENDING and before not in _ENDING:
-                self._end_cause = event
+                self.end_cause = event
             self._effector.entered(before)
             self._events.emit(
                 "state",
@@ -176,10 +155,10 @@ class Condition:
                 before=str(before),
                 after=str(self.state),
                 cause=str(event),
-                reason=self._reason,
+                reason=self.reason,
             )
         if Effect.REFUSE_WAITING in effects:
-            self._failure = self._failure or refusal
+            self.failure = self.failure or refusal
         for effect in effects:
             self._effector.perform(effect, event, refusal)
         self.notify()
@@ -191,32 +170,32 @@ class Condition:
         """
         if self.lifecycle.holds:
             return self._hold
-        return self._failure if self.lifecycle.fails else None
+        return self.failure if self.lifecycle.fails else None
 
     def _explain(self, event: ModelEvent, reason: str | None, refusal: Refusal) -> None:
         """Set the reason and the failure of the state that the event has led to."""
         match self.state:
             case State.DRAINING | State.STOPPING:
                 # If an event cuts a drain short, its reason replaces the reason of the drain.
-                self._reason = self._end_reason = reason or self._end_reason
+                self.reason = self.end_reason = reason or self.end_reason
                 return
             case State.HELD:
-                self._failure = self._hold or refusal
-                self._reason = self._failure.message
+                self.failure = self._hold or refusal
+                self.reason = self.failure.message
             case State.BACKOFF | State.FAILED:
-                self._failure = self._failure or refusal
-                self._reason = reason or self._end_reason or refusal.message
+                self.failure = self.failure or refusal
+                self.reason = reason or self.end_reason or refusal.message
             case State.UNLOADED if event in _NOT_HAD:
-                self._failure = refusal
-                self._reason = reason or refusal.message
+                self.failure = refusal
+                self.reason = reason or refusal.message
             case State.UNLOADED:
-                self._failure = None
-                self._reason = (reason or self._end_reason) if event in _ENDS else None
+                self.failure = None
+                self.reason = (reason or self.end_reason) if event in _ENDS else None
             case State.WAITING:
-                self._reason = self._failure = None
+                self.reason = self.failure = None
             case State.STARTING | State.LOADING | State.READY:
-                self._reason = None
-        self._end_reason = None
+                self.reason = None
+        self.end_reason = None
 
 
 _LOAD_TIMEOUTS: Final = 2

@@ -36,7 +36,7 @@ _BUDGET_S: Final = 60.0
 
 class Reloader:
     """Reloads the configuration, one reload at a time. A configuration with mistakes changes
-    nothing.
+    nothing. `present` is the configuration in force.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Reloader:
         self._certificates = certificates
         self._with_found = with_found
         self._read = read
-        self._present = present
+        self.present = present
         self._fleet = fleet
         fleet.roster.broken = present.broken
         self._notifier = notifier
@@ -63,11 +63,6 @@ class Reloader:
         self._lock = asyncio.Lock()
         self._tasks = Tasks("reload")
         self._lane = Lane("reload")
-
-    @property
-    def present(self) -> Configuration:
-        """The configuration in force."""
-        return self._present
 
     async def reload(self) -> Reloaded:
         """Apply what has changed in the file since it was read last.
@@ -99,18 +94,18 @@ class Reloader:
         """
         async with self._lock:
             configuration = await self._lane.run(
-                functools.partial(self._with_found, self._present), _READ_S, "the models"
+                functools.partial(self._with_found, self.present), _READ_S, "the models"
             )
             new = self._lengthened(configuration)
-            found = changes(self._present.settings, new.settings)
+            found = changes(self.present.settings, new.settings)
             self._fleet.check_decides()
-            self._present = new
+            self.present = new
             self._fleet.roster.broken = new.broken
             if not found:
                 return
             budget_bytes = self._fleet.scheduler.ledger.budget_bytes
             self._fleet.configure(models_of(new), new.settings, budget_bytes)
-        self._tell(Reloaded(found.added, found.removed, {}, (), (), self._present.news))
+        self._tell(Reloaded(found.added, found.removed, {}, (), (), self.present.news))
 
     def _tell(self, reloaded: Reloaded) -> None:
         for sentence in reloaded.names:
@@ -129,10 +124,10 @@ class Reloader:
             self._fleet.check_decides()
             known_tokens = self._least_contexts.get(model_id, 0)
             self._least_contexts[model_id] = max(context_tokens, known_tokens)
-            new = self._lengthened(self._present)
-            if new.settings == self._present.settings:
+            new = self._lengthened(self.present)
+            if new.settings == self.present.settings:
                 return
-            self._present = new
+            self.present = new
             budget_bytes = self._fleet.scheduler.ledger.budget_bytes
             self._fleet.configure(models_of(new), new.settings, budget_bytes)
 
@@ -160,7 +155,7 @@ class Reloader:
         """
         async with self._lock:
             try:
-                await self._check_groups(self._present, self._fleet.scheduler.ledger.budget_bytes)
+                await self._check_groups(self.present, self._fleet.scheduler.ledger.budget_bytes)
             except ConfigError as error:
                 for mistake in error.mistakes:
                     logger.warning("%s", mistake)
@@ -178,15 +173,15 @@ class Reloader:
         try:
             return await self._lane.run(call, deadline_s, what)
         except OSError as error:
-            file = str(self._present.file or "")
+            file = str(self.present.file or "")
             raise ConfigError([Mistake(ValueSource("file", file), "", f"{error}.")]) from error
 
     async def _apply(self) -> Reloaded:
         new = self._lengthened(await self._beside(self._read, _READ_S, "the configuration"))
         # A missing model is a mistake only if it wasn't missing before.
-        raise_absent(new.absent[each] for each in new.absent if each not in self._present.absent)
+        raise_absent(new.absent[each] for each in new.absent if each not in self.present.absent)
         budget = self._fleet.scheduler.ledger.budget_bytes
-        if new.settings.memory != self._present.settings.memory:
+        if new.settings.memory != self.present.settings.memory:
             budget = await self._beside(
                 functools.partial(budget_bytes, new.settings.memory),
                 _BUDGET_S,
@@ -195,18 +190,18 @@ class Reloader:
         self._check_pinned(new, budget)
         # Loads may have measured larger sizes since the last check. A reload that only renews the
         # certificate isn't refused for that.
-        if new.settings != self._present.settings:
+        if new.settings != self.present.settings:
             await self._check_groups(new, budget)
         await self._renew_certificate()
-        found = changes(self._present.settings, new.settings)
+        found = changes(self.present.settings, new.settings)
         # The same path may lead to another folder, by a link or by another revision in the cache.
         moved = {
-            model_id: _differing(self._present.located.get(model_id, located), located)
+            model_id: _differing(self.present.located.get(model_id, located), located)
             for model_id, located in new.located.items()
         }
-        settings = _without_restart(self._present.settings, new.settings, found.restart)
-        self._present = msgspec.structs.replace(new, settings=settings)
-        self._fleet.configure(models_of(self._present), settings, budget)
+        settings = _without_restart(self.present.settings, new.settings, found.restart)
+        self.present = msgspec.structs.replace(new, settings=settings)
+        self._fleet.configure(models_of(self.present), settings, budget)
         self._fleet.roster.broken = new.broken
         self._fleet.say_absent(new.absent)
         return Reloaded(
@@ -220,7 +215,7 @@ class Reloader:
             },
             applied=found.live,
             needs_restart=found.restart,
-            names=self._present.news,
+            names=self.present.news,
             failed=tuple(
                 model_id
                 for model_id, supervisor in self._fleet.roster.configured.items()
@@ -240,7 +235,7 @@ class Reloader:
         try:
             await self._beside(self._certificates.renew, _READ_S, "the certificate")
         except CertificateError as error:
-            source = self._present.source(place)
+            source = self.present.source(place)
             raise ConfigError([Mistake(source, ".".join(place), f"{error}.")]) from error
 
     async def _check_groups(self, new: Configuration, budget_bytes: int) -> None:

@@ -22,7 +22,8 @@ _MOST_NAMED: Final = 50
 
 
 class Roster:
-    """The supervisors of all models. `configured` has the configured ones by id. All of them are
+    """The supervisors of all models. `configured` has the configured ones by id,
+    and `has_commands` says whether any of these is a command. All of them are
     registered with the memory scheduler.
     """
 
@@ -49,11 +50,6 @@ class Roster:
     def everyone(self) -> list[ModelSupervisor]:
         """All supervisors, also those of removed models."""
         return [*self.configured.values(), *self._leaving.values()]
-
-    @property
-    def has_commands(self) -> bool:
-        """Whether any configured model is a command."""
-        return self._has_commands
 
     def has(self, name: str) -> bool:
         """Whether there is a model with this id or alias."""
@@ -157,7 +153,7 @@ class Roster:
         self._by_name = self._names()
 
     def _names(self) -> dict[str, ModelSupervisor]:
-        self._has_commands = any(each.model.is_command for each in self.configured.values())
+        self.has_commands = any(each.model.is_command for each in self.configured.values())
         names = dict(self.configured)
         for supervisor in self.configured.values():
             for alias in supervisor.model.settings.aliases:

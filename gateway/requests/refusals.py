@@ -58,7 +58,12 @@ def model_changed(model_id: str) -> Refusal:
 
 def unable(model_id: str, wanted: Ability) -> Refusal:
     """For a request that the model can't do."""
-    return Refusal("invalid_request_error", _inability(model_id, wanted), param="model")
+    sentences: dict[Ability, str] = {
+        "text": "is made for vectors and writes no text: it serves /v1/embeddings or /v1/rerank.",
+        "embedding": "makes no embeddings of texts.",
+        "score": "can't compare texts.",
+    }
+    return Refusal("invalid_request_error", f"{model_id!r} {sentences[wanted]}", param="model")
 
 
 def only_passes(model_id: str) -> Refusal:
@@ -106,19 +111,6 @@ def _deadly(model_id: str, what: str) -> Refusal:
         f"{what}: change it before you send it again.",
         lasting=True,
     )
-
-
-def _inability(model_id: str, wanted: Ability) -> str:
-    match wanted:
-        case "text":
-            return (
-                f"{model_id!r} is made for vectors and writes no text: it serves /v1/embeddings "
-                "or /v1/rerank."
-            )
-        case "embedding":
-            return f"{model_id!r} makes no embeddings of texts."
-        case "score":
-            return f"{model_id!r} can't compare texts."
 
 
 def held(model_id: str) -> Refusal:

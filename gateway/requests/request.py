@@ -131,12 +131,15 @@ class Request:
         self._abandoned = False
         self._touched_at = now
         self._parts: list[AnswerPart] = []
-        self._finish_reason: FinishReason | None = None
+        # Why the answer ended; None before its end.
+        self.finish_reason: FinishReason | None = None
         # The stop sequence that ended the answer, if one did.
         self.stop_sequence: str | None = None
         # The parts of the request's schemas that aren't enforced.
         self.unenforced: tuple[str, ...] = ()
-        self._usage: Usage | None = None
+        # The tokens of the whole answer; None before its end. `cached_tokens` are those that the
+        # last worker found in its cache.
+        self.usage: Usage | None = None
         self._refusal: Refusal | None = None
         self._idle = False
         self._arrived = asyncio.Event()
@@ -189,19 +192,12 @@ class Request:
         self.vectors.tokens = state.vector_tokens
 
     @property
-    def usage(self) -> Usage | None:
-        """The tokens of the whole answer; None before its end. `cached_tokens` are those that the
-        last worker found in its cache.
-        """
-        return self._usage
-
-    @property
     def spent(self) -> Usage | None:
         """The tokens that were computed for the request so far, as far as they are known; None:
         there were none.
         """
-        if self._usage is not None:
-            return self._usage
+        if self.usage is not None:
+            return self.usage
         if isinstance(self.task, Embed):
             # A worker doesn't say how far it came with an `Embed`.
             began = self.begun_at is not None and self._refusal is None
@@ -212,14 +208,9 @@ class Request:
         return Usage(self.progress.prompt_tokens, tokens, guesses=self.progress.guesses)
 
     @property
-    def finish_reason(self) -> FinishReason | None:
-        """Why the answer ended; None before its end."""
-        return self._finish_reason
-
-    @property
     def over(self) -> bool:
         """Whether nothing more will arrive."""
-        return self._finish_reason is not None or self._refusal is not None
+        return self.finish_reason is not None or self._refusal is not None
 
     def param_of(self, failure: RequestFailed) -> str | None:
         """The client's name for the field or picture that failed."""
@@ -254,9 +245,9 @@ class Request:
         if self.answered_at is None:
             self.answered_at = now
         if delta.finish_reason is not None:
-            self._finish_reason = delta.finish_reason
+            self.finish_reason = delta.finish_reason
             self.stop_sequence = delta.stop_sequence
-            self._usage = delta.usage and _completed(delta.usage, self.progress.guesses)
+            self.usage = delta.usage and _completed(delta.usage, self.progress.guesses)
         return True
 
     def tell(self, now: float) -> None:
@@ -275,8 +266,8 @@ class Request:
         """Take in a part of the vectors. Raises: ImplausibleError."""
         self.vectors.add(part)
         if part.last:
-            self._finish_reason = "stop"
-            self._usage = Usage(self.vectors.tokens, 0)
+            self.finish_reason = "stop"
+            self.usage = Usage(self.vectors.tokens, 0)
             self._arrived.set()
 
     def refuse(self, refusal: Refusal) -> None:
@@ -325,7 +316,7 @@ class Request:
             if not parts:
                 raise self._refusal.anew()
             self._arrived.set()
-        return AnswerPiece(parts, self._finish_reason, self._usage)
+        return AnswerPiece(parts, self.finish_reason, self.usage)
 
 
 def _completed(usage: Usage, guesses: Guesses) -> Usage:

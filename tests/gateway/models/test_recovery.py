@@ -263,7 +263,7 @@ async def test_an_end_that_was_ordered_is_no_death(world: ModelWorld) -> None:
     ("ordered", "status", "expected", "reason"),
     [
         (State.STOPPING, STOPPED, True, "stopped as asked"),
-        # A ladder may need a signal.
+        # A shutdown sequence may need a signal.
         (State.STOPPING, KILLED, True, "stopped as asked"),
         (State.DRAINING, STOPPED, True, "stopped as asked"),
         (State.DRAINING, CRASHED, False, "ended unexpectedly while draining"),
