@@ -410,12 +410,12 @@ def _connect(path: str) -> sqlite3.Connection:
 def _identity(path: str) -> tuple[int, int]:
     """Raises DamagedError or OSError."""
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except FileNotFoundError:
         raise DamagedError("it is missing") from None
-    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
         raise DamagedError("it is no file of this account")
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _measured(row: tuple[Any, ...]) -> Speeds:

@@ -118,11 +118,11 @@ class PromptStore:
         return self._attempt(lambda home: self._write(home, entry, views, owner), False)
 
     def speeds(self, model: bytes) -> Speeds:
-        """The speeds that a worker noted last for this model."""
+        """The speeds that a worker recorded last for this model."""
         return self._attempt(lambda home: home.index.speeds(model), Speeds())
 
     def record_speeds(self, model: bytes, measured: Speeds) -> None:
-        """Keep the speeds that a worker has measured, for later workers."""
+        """Store the speeds that a worker has measured, for later workers."""
         self._attempt(lambda home: self._record_speeds(home, model, measured), None)
 
     def used_bytes(self, owner: str | None = None) -> int:

@@ -103,16 +103,16 @@ def json_objects(text: str, *, strict: bool = False) -> list[Any]:
     return calls
 
 
-def _named(found: dict[str, Any], *, strict: bool) -> dict[str, Any]:
-    if strict and not set(found) <= _KEYS:
+def _named(parsed: dict[str, Any], *, strict: bool) -> dict[str, Any]:
+    if strict and not set(parsed) <= _KEYS:
         raise ValueError("It has other keys than a call.")
-    if isinstance(inner := found.get("function"), dict):
+    if isinstance(inner := parsed.get("function"), dict):
         return _named(inner, strict=strict)
-    (name,) = [found[key] for key in _NAMES if key in found]
-    given = [found[key] for key in _ARGUMENTS if key in found]
+    (name,) = [parsed[key] for key in _NAMES if key in parsed]
+    given = [parsed[key] for key in _ARGUMENTS if key in parsed]
     if len(given) > 1 or (strict and not given):
         raise ValueError("It isn't clear what the arguments are.")
-    if not given and not set(found) <= _KEYS:
+    if not given and not set(parsed) <= _KEYS:
         raise ValueError("It has arguments, but not in their place.")
     arguments = given[0] if given else None
     if isinstance(arguments, str) and arguments.strip():

@@ -114,8 +114,8 @@ class _Tags:
                 depth += 1
             elif depth:
                 depth -= 1
-            elif found := end.match(text, tag.start()):
-                yield found
+            elif match := end.match(text, tag.start()):
+                yield match
 
 
 _tags: Final = cache(_Tags)
@@ -239,8 +239,8 @@ class TaggedCalls:
         ):
             self._readings += 1
             way, known = next(self._tags.ways)
-            found = _read(self._text, self._form, way, self._has(known), complete=False)
-            self._reading = found or self._reading
+            reading = _read(self._text, self._form, way, self._has(known), complete=False)
+            self._reading = reading or self._reading
         if self._reading is not None:
             begin = _solid(self._text, self._reading.end)
             if len(self._text) - self._reading.end > _MOST_REST_CHARACTERS:

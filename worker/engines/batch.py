@@ -235,11 +235,11 @@ class RowBatch:
 
     def remove_broken(self) -> list[BrokenSequence]:
         """Take out rows that can't go on."""
-        found = self._sampler.remove_broken()
+        reasons = self._sampler.remove_broken()
         broken = [
-            BrokenSequence(self._rows[uid].sequence.request_id, why) for uid, why in found.items()
+            BrokenSequence(self._rows[uid].sequence.request_id, why) for uid, why in reasons.items()
         ]
-        self._remove_rows(list(found))
+        self._remove_rows(list(reasons))
         unfit, self._unfit = self._unfit, []
         return broken + unfit
 
@@ -341,9 +341,9 @@ class RowBatch:
         # In the order of the groups, since blocks of one group are cut together.
         return [
             CachedRow(
-                self._rows[uid], *found, prefills=uid in self._prefilling or uid in self._lone
+                self._rows[uid], *place, prefills=uid in self._prefilling or uid in self._lone
             )
-            for uid, found in places.items()
+            for uid, place in places.items()
             if self._rows[uid].cached_blocks is not None
         ]
 

@@ -210,8 +210,8 @@ class PromptKeeper:
         """Store the blocks of all ended rows at once. If there is too little room, store those of
         as many rows as possible.
         """
-        found = (_computed(each, each.row.seen_tokens // BLOCK_TOKENS) for each in ended)
-        new = [each for each in found if each is not None and each.first < len(each.path.keys)]
+        computed = (_computed(each, each.row.seen_tokens // BLOCK_TOKENS) for each in ended)
+        new = [each for each in computed if each is not None and each.first < len(each.path.keys)]
         paths = [each.path for each in new]
         if self._makes_room(sum(self._bytes_of(each) for each in new), sizes, paths):
             self.cache.add(new)

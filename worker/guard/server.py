@@ -106,8 +106,8 @@ class CommandServer:
         if now - self._looked_at >= _MARKED_S:
             self._looked_at = now
             self._strays = self._processes.all()
-        found = {each.pid: each for each in (*self._strays, *self._processes.below())}
-        return [each for each in found.values() if each.is_running()]
+        by_pid = {each.pid: each for each in (*self._strays, *self._processes.below())}
+        return [each for each in by_pid.values() if each.is_running()]
 
     def alive(self, *, ready: bool) -> bool:
         """Whether the server lives. Its first process may leave others behind, which serve, or will

@@ -109,9 +109,9 @@ class _Plan(NamedTuple):
     width: int = 1
     drafted: int = 0
 
-    def drafts(self, found: _Chance, drafted: _Chance) -> bool:
+    def drafts(self, lookup: _Chance, drafted: _Chance) -> bool:
         """Whether the drafter's guesses for a row promise more than those that were found."""
-        return drafted.tokens(1 + self.drafted) > found.tokens(self.width)
+        return drafted.tokens(1 + self.drafted) > lookup.tokens(self.width)
 
 
 class Drafts(NamedTuple):

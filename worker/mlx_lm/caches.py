@@ -50,10 +50,10 @@ def leaves_of(caches: Sequence[Any]) -> list[Any]:
     """The single caches. A `CacheList` is replaced by the caches that it is made of, and so is a
     `QuantizedCache`.
     """
-    found = []
+    leaves = []
     for cache in caches:
-        found += leaves_of(cache.caches) if isinstance(cache, CacheList) else [cache]
-    return found
+        leaves += leaves_of(cache.caches) if isinstance(cache, CacheList) else [cache]
+    return leaves
 
 
 def grows(leaf: Any) -> bool:
@@ -236,8 +236,8 @@ def takes_padding_again(model: Any) -> bool:
     alone = [
         model(mx.array([each]), cache=in_small_steps(make_caches(model)))[:, -1] for each in prompts
     ]
-    found, expected = (each.astype(mx.float32) for each in (together, mx.concatenate(alone)))
-    return bool(mx.abs(found - expected).max() <= _NEARLY * mx.abs(expected).max())
+    computed, expected = (each.astype(mx.float32) for each in (together, mx.concatenate(alone)))
+    return bool(mx.abs(computed - expected).max() <= _NEARLY * mx.abs(expected).max())
 
 
 def _in_chunks(model: Any, chunks: Iterable[Sequence[list[int]]]) -> mx.array:

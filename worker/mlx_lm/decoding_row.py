@@ -55,12 +55,12 @@ class RowStates:
 
     def between(self, begin: int, end: int) -> mx.array:
         """The states of the tokens `begin` to `end` - 1, shape (tokens, width)."""
-        found = []
+        parts = []
         for number, length, states, place in self._parts:
             first, last = max(begin - number, 0), min(end - number, length)
             if first < last:
-                found.append(states[place, first:last])
-        return found[0] if len(found) == 1 else mx.concatenate(found)
+                parts.append(states[place, first:last])
+        return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
 
 class RowCaches(NamedTuple):

@@ -243,8 +243,8 @@ class Drafting:
             tokens[rows] = made[-1]
             logits, hidden = self._pass(tokens[:, None], hidden, grown)
             made.append(draw(logits[rows, -1]))
-        found: list[list[int]] = mx.stack(made, axis=1).tolist()  # type: ignore[assignment]
-        return found
+        guesses: list[list[int]] = mx.stack(made, axis=1).tolist()  # type: ignore[assignment]
+        return guesses
 
     def _see(
         self, all_rows: list[DraftedRow], numbers: list[range]

@@ -120,9 +120,6 @@ class Tap:
             raise RuntimeError("mlx-lm samples rows, and none of its batches has noted which.")
         return self._rows
 
-    def forget_rows(self) -> None:
-        self._rows = None
-
     @contextmanager
     def sampling(self, rows: Sequence[int]) -> Iterator[None]:
         """Note that mlx-lm samples these rows in the `with` block, once."""

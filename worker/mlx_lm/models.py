@@ -96,12 +96,12 @@ def without_spare_head(classes: tuple[type, Any], config: dict[str, Any]) -> tup
     class WithoutSpareHead(model):  # type: ignore[misc, valid-type]  # mlx-lm is untyped
         def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
             below = getattr(super(), "sanitize", None)
-            found: dict[str, Any] = weights if below is None else below(weights)
-            heads = {name for name in found if _HEAD.fullmatch(name)}
+            sanitized: dict[str, Any] = weights if below is None else below(weights)
+            heads = {name for name in sanitized if _HEAD.fullmatch(name)}
             if heads:
                 modules = {name.rpartition(".")[0] for name, _ in tree_flatten(self.parameters())}
                 heads = {name for name in heads if name.rpartition(".")[0] not in modules}
-            return {name: each for name, each in found.items() if name not in heads}
+            return {name: each for name, each in sanitized.items() if name not in heads}
 
     return WithoutSpareHead, arguments
 

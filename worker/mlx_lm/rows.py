@@ -432,7 +432,7 @@ class DecodingRows:
 
     def _give(self, given: list[list[int]], rejected: list[int]) -> list[RowToken]:
         """The tokens that rows give out. Rows that end leave the batch."""
-        found: list[RowToken] = []
+        row_tokens: list[RowToken] = []
         keep: list[int] = []
         lent: dict[int, list[Any]] = {}
         for place, (row, tokens) in enumerate(zip(self._rows, given, strict=True)):
@@ -441,7 +441,7 @@ class DecodingRows:
                 made = RowToken(
                     row.uid, token, reason, None, index > 0, 0 if index else rejected[place]
                 )
-                found.append(made)
+                row_tokens.append(made)
                 if self._guesser is not None:
                     self._guesser.record(row.uid, token)
                 if reason is None:
@@ -458,7 +458,7 @@ class DecodingRows:
                 keep.append(place)
         if len(keep) < len(self._rows):
             self.filter(keep)
-        return found
+        return row_tokens
 
     def _forward(self, tokens: mx.array) -> tuple[mx.array, mx.array | None]:
         """Logits, (rows, tokens, vocabulary), of token ids, (rows, tokens), and the tokens' states,

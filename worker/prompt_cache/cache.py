@@ -243,8 +243,8 @@ class PromptCache:
 
     def forget(self, request_id: str) -> None:
         """Give up reading blocks for a request."""
-        if (found := self._coming.pop(request_id, None)) is not None:
-            found.fetch.abandoned = True
+        if (pending := self._coming.pop(request_id, None)) is not None:
+            pending.fetch.abandoned = True
 
     @property
     def coming_bytes(self) -> int:
@@ -256,8 +256,8 @@ class PromptCache:
         if self._disk is None:
             return
         left_bytes = _MOST_ARRIVALS_BYTES
-        while left_bytes > 0 and (found := self._disk.arrived()) is not None:
-            key, payload, seconds = found
+        while left_bytes > 0 and (arrival := self._disk.arrived()) is not None:
+            key, payload, seconds = arrival
             left_bytes -= len(payload)
             began_at = time.monotonic()
             try:
@@ -458,8 +458,8 @@ class PromptCache:
 
     def _use(self, path: Path) -> None:
         if self.needs_snapshots:
-            found = self._snapshots_of(path.keys)
-            self._snapshots.use(list(found.items()), len(path.keys), path.boundaries)
+            snapshots = self._snapshots_of(path.keys)
+            self._snapshots.use(list(snapshots.items()), len(path.keys), path.boundaries)
             self._blocks.use(each for key in path.keys for each in (key, snapshot_key(key)))
         else:
             self._blocks.use(path.keys)

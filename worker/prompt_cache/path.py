@@ -90,8 +90,10 @@ class Paths:
         snapshots: tuple[int, ...] = ()
         if self._needs_snapshots:
             deepest_first = range(min(stored, usable_depth(len(token_ids))), 0, -1)
-            found = (each for each in deepest_first if store.has(snapshot_key(keys[each - 1])))
-            snapshots = tuple(each for each in [next(found, 0)] if each)
+            stored_depths = (
+                each for each in deepest_first if store.has(snapshot_key(keys[each - 1]))
+            )
+            snapshots = tuple(each for each in [next(stored_depths, 0)] if each)
         return Path(root, tuple(keys), stored, snapshots, wanted, marks)
 
 

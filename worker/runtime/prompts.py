@@ -436,17 +436,17 @@ def find_boundaries(generate: Generate, prompt_ids: list[int], template: ChatTem
     beginnings = [messages]
     if messages and messages[0].role in ("system", "developer"):
         beginnings.append(messages[:1])
-    found = []
+    places = []
     for each in beginnings:
         try:
             alike = template.tokens(generate.prompt, generate.tools, each, asking=False)
         except PromptError:
             continue  # Many templates need a message of the user.
-        found.append(_common(alike, prompt_ids))
-    found = found or [len(prompt_ids)]
+        places.append(_common(alike, prompt_ids))
+    places = places or [len(prompt_ids)]
     depths = {start // BLOCK_TOKENS for start in template.message_starts(prompt_ids)}
-    chosen = spread(depths, max(found) // BLOCK_TOKENS)
-    return [*found, *(each * BLOCK_TOKENS for each in chosen)]
+    chosen = spread(depths, max(places) // BLOCK_TOKENS)
+    return [*places, *(each * BLOCK_TOKENS for each in chosen)]
 
 
 def _common(one: list[int], other: list[int]) -> int:

@@ -162,13 +162,13 @@ def banned_sequences(words: Iterable[str], tokenizer: Any) -> list[tuple[int, ..
     one token and "the" isn't. The same word in other tokens isn't banned, nor is a longer word that
     has other tokens.
     """
-    found: dict[tuple[int, ...], None] = {}
+    sequences: dict[tuple[int, ...], None] = {}
     for word in words:
         for spelled in (word.lstrip(" "), f" {word.lstrip(' ')}"):
             token_ids = tuple(tokenizer.encode(spelled, add_special_tokens=False))
             if token_ids and spelled.strip(" "):
-                found[token_ids] = None
-    return list(found)
+                sequences[token_ids] = None
+    return list(sequences)
 
 
 class Adjuster:

@@ -99,9 +99,9 @@ def _likeliest(logprobs: mx.array) -> tuple[mx.array, mx.array]:
         return ids, mx.take_along_axis(logprobs, ids, axis=-1)
     # The likeliest tokens are in the `count` blocks with the largest maxima.
     blocks = in_blocks(logprobs)
-    found = mx.argpartition(blocks.max(axis=-1), -count, axis=-1)[:, -count:, None]
-    values = mx.take_along_axis(blocks, found, axis=1).reshape(-1, count * each)
-    ids = (found * each + mx.arange(each)).reshape(-1, count * each)
+    best_blocks = mx.argpartition(blocks.max(axis=-1), -count, axis=-1)[:, -count:, None]
+    values = mx.take_along_axis(blocks, best_blocks, axis=1).reshape(-1, count * each)
+    ids = (best_blocks * each + mx.arange(each)).reshape(-1, count * each)
     best = mx.argpartition(values, -count, axis=-1)[:, -count:]
     return mx.take_along_axis(ids, best, axis=-1), mx.take_along_axis(values, best, axis=-1)
 

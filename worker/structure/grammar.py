@@ -99,19 +99,19 @@ def json_options(*, whole: bool) -> dict[str, Any]:
 
 def unenforced(matcher: LLMatcher) -> tuple[str, ...]:
     """The names of the keywords in a grammar's schemas that llguidance doesn't enforce."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for warning in matcher.get_grammar_warnings():
         if keys := _KEYS.search(warning):
-            found.update(dict.fromkeys(re.findall(r'"([^"]+)"', keys[1])))
+            names.update(dict.fromkeys(re.findall(r'"([^"]+)"', keys[1])))
         elif format_ := _FORMAT.search(warning):
-            found[f"format {format_[1]}"] = None
+            names[f"format {format_[1]}"] = None
         elif "oneOf" in warning:
-            found["oneOf (taken as anyOf)"] = None
+            names["oneOf (taken as anyOf)"] = None
         elif "min/maxProperties" in warning:
-            found.update({"minProperties": None, "maxProperties": None})
+            names.update({"minProperties": None, "maxProperties": None})
         else:
-            found[warning] = None
-    return tuple(found)
+            names[warning] = None
+    return tuple(names)
 
 
 def json_grammar(schema: str, *, whole: bool = True) -> str:
@@ -278,13 +278,13 @@ def functions_of(tools: Tools) -> list[Function]:
     Raises:
         ConstraintError: no function may be called.
     """
-    found = []
+    functions = []
     for each in tools.known:
         function = each.get("function", each)
         if tools.name is not None and function["name"] != tools.name:
             continue
         schema = function.get("parameters")
-        found.append(
+        functions.append(
             Function(
                 function["name"],
                 _NO_PARAMETERS if schema is None else {"type": "object", **schema},
@@ -292,9 +292,9 @@ def functions_of(tools: Tools) -> list[Function]:
                 bool(function.get("strict")) and tools.whole,
             )
         )
-    if not found:
+    if not functions:
         raise ConstraintError("there is no function to call")
-    return found
+    return functions
 
 
 def forced_calls(

@@ -130,8 +130,8 @@ class ChatTemplate:
         if not text:
             field, text = "reasoning", last.reasoning or ""
         marked = msgspec.structs.replace(last, **{field: _OPEN})
-        rendered, found, _ = render([*before, marked], asking=False).rpartition(_OPEN)
-        if not found:
+        rendered, mark, _ = render([*before, marked], asking=False).rpartition(_OPEN)
+        if not mark:
             raise PromptError(
                 "invalid_request_error",
                 f"The model's chat template leaves out the {field} of the last message, so the "
@@ -197,8 +197,8 @@ class ChatTemplate:
             raise _refused(str(error)) from error
 
     def _writer(self, template: str) -> MessageWriter:
-        found = self._writers.get(template)
-        if found is None:
+        writer = self._writers.get(template)
+        if writer is None:
 
             def render(conversation: list[Message]) -> str:
                 # A tokenizer may have several templates, of which this is one.
@@ -206,8 +206,8 @@ class ChatTemplate:
                 apply = self._renderer.apply_chat_template
                 return str(apply(conversation, tokenize=False, **template_option))
 
-            found = self._writers[template] = MessageWriter(template, render)
-        return found
+            writer = self._writers[template] = MessageWriter(template, render)
+        return writer
 
 
 def template_arguments(text: str, template: str | None) -> dict[str, Any]:

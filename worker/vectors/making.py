@@ -233,14 +233,14 @@ class VectorTokenizer:
         texts = [prompt + each.text for each in inputs if isinstance(each, TextPrompt)]
         encoded = iter(self._encode(texts, most, cut))
         skipped = 0 if self._recipe.with_prompt or not prompt else self._prompt_tokens(prompt)
-        found = []
+        tokenized = []
         for each in inputs:
             if isinstance(each, TextPrompt):
                 text = next(encoded)
-                found.append(TokenizedText(text.token_ids, text.types, skipped))
+                tokenized.append(TokenizedText(text.token_ids, text.types, skipped))
             else:
-                found.append(TokenizedText(_unpack(each.token_ids)[:cut]))
-        return found
+                tokenized.append(TokenizedText(_unpack(each.token_ids)[:cut]))
+        return tokenized
 
     def _encode(self, texts: Sequence[Any], most: int, cut: int | None) -> list[TokenizedText]:
         """The tokens of texts, or of pairs of texts."""

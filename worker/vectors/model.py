@@ -206,10 +206,10 @@ class YesHead:
 
 
 def _activation(name: str) -> Any:
-    found = _ACTIVATIONS.get(name.rpartition(".")[2])
-    if found is None:
+    activation = _ACTIVATIONS.get(name.rpartition(".")[2])
+    if activation is None:
         raise RecipeError(f"The activation {name} isn't supported.")
-    return found
+    return activation
 
 
 def _read_layer(folder: Path) -> tuple[mx.array, mx.array, Any]:

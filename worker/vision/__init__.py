@@ -59,16 +59,16 @@ class PictureInputs:
         grids = self.arrays.get(_GRIDS)
         pictures = len(self.seen)
         patches = [] if grids is None else [math.prod(map(int, each)) for each in grids]
-        found = {}
+        divided = {}
         for name, each in self.arrays.items():
             length = len(each) if hasattr(each, "__len__") else 0
             if length == pictures:
-                found[name] = each[first:]
+                divided[name] = each[first:]
             elif len(patches) == pictures and length == sum(patches):
-                found[name] = each[sum(patches[:first]) :]
+                divided[name] = each[sum(patches[:first]) :]
             else:
                 return None
-        return found
+        return divided
 
 
 # Returns the stored result of pictures with these digests, or computes and stores the result.

@@ -122,8 +122,8 @@ def _shifts_count(model: Any) -> bool:
     """Whether a shift changes what the model computes, if it takes shifts."""
     if not any(isinstance(each, RowShifts) for each in make_caches(model)):
         return True
-    found = [_compute_alone(model, _PROMPTS[1], _GUESSES, each) for each in _SHIFTS]
-    return not _alike(*found)
+    logits = [_compute_alone(model, _PROMPTS[1], _GUESSES, each) for each in _SHIFTS]
+    return not _alike(*logits)
 
 
 def _alike(one: mx.array, other: mx.array) -> bool:
