@@ -231,7 +231,9 @@ def test_without_a_hub_there_is_what_is_here(
     for line in (("search", "nobody"), ("run", "nobody")):
         done = bulkhead(*line)
         assert done.returncode == 1
-        error, rest = done.stderr.strip().split("\n\n", 1)
+        first, rest = done.stderr.strip().split("\n\n", 1)
+        # `run` first says that it has started a gateway.
+        error = first.splitlines()[-1]
         known, here = rest.rsplit("\n\n", 1)
         assert "Well-known models, by a list of" in known
         assert "mlx-community/Qwen3-4B-4bit" in known
