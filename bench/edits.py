@@ -125,5 +125,5 @@ def _text(lines: list[str]) -> str:
 
 
 def _says_nothing_twice(tokens: list[int]) -> bool:
-    runs = [tuple(tokens[at : at + _COMPARED]) for at in range(len(tokens) - _COMPARED)]
+    runs = [tuple(tokens[index : index + _COMPARED]) for index in range(len(tokens) - _COMPARED)]
     return len(set(runs)) == len(runs)

@@ -95,10 +95,10 @@ def _library(folder: Path, size: int) -> Callable[[list[str]], np.ndarray[Any, A
         made = [
             np.array(
                 mlx_embeddings.generate(
-                    model, wrapper._tokenizer, texts[at : at + size]
+                    model, wrapper._tokenizer, texts[index : index + size]
                 ).text_embeds
             )
-            for at in range(0, len(texts), size)
+            for index in range(0, len(texts), size)
         ]
         return np.concatenate(made)
 

@@ -112,7 +112,7 @@ async def _gaps(address: Address, requests: Sequence[bytes]) -> list[float]:
     begins_at = time.perf_counter() + _WARM_S
     found = []
     for each in await running.read():
-        counted = [at for at in each.times if at >= begins_at]
+        counted = [moment for moment in each.times if moment >= begins_at]
         found += [after - before for before, after in itertools.pairwise(counted)]
     if len(found) < _FEWEST:
         raise FailedError("The streams ended before much was counted: give them more --tokens.")

@@ -53,7 +53,7 @@ _DRAFT_TOKENS: Final = 7
 _PROMPT_TOKENS: Final = 32
 _LEAST_ID: Final = 10
 _LARGEST_ID: Final = 600
-_KEYS: Final = [f"key_number_{at}" for at in range(10)]
+_KEYS: Final = [f"key_number_{index}" for index in range(10)]
 _OBJECT: Final = Constraint(
     "json_schema",
     json.dumps(
@@ -210,7 +210,7 @@ def _model(model: Any, most_rows: int, drafter: Any = None, *, ends: Iterable[in
 
 
 def _copied(tokens: int, rows: int) -> list[Sequence]:
-    return [_sequence(at, copying_prompt(tokens, seed=at), tokens) for at in range(rows)]
+    return [_sequence(index, copying_prompt(tokens, seed=index), tokens) for index in range(rows)]
 
 
 def _free(tokens: int, rows: int, *, sampled: bool = False) -> list[Sequence]:
@@ -218,10 +218,10 @@ def _free(tokens: int, rows: int, *, sampled: bool = False) -> list[Sequence]:
     themselves.
     """
     made = []
-    for at in range(rows):
-        draw = random.Random(at)
+    for index in range(rows):
+        draw = random.Random(index)
         prompt = [draw.randrange(_LEAST_ID, _LARGEST_ID) for _ in range(_PROMPT_TOKENS)]
-        made.append(_sequence(at, prompt, tokens, RowSampling(at, 1.5) if sampled else None))
+        made.append(_sequence(index, prompt, tokens, RowSampling(index, 1.5) if sampled else None))
     return made
 
 
@@ -233,11 +233,11 @@ def _sequence(
 
 def _objects(model: LoadedModel, tokens: int, rows: int) -> list[Sequence]:
     made = []
-    for at in range(rows):
+    for index in range(rows):
         generate = Generate(
-            request_id=f"row {at}",
+            request_id=f"row {index}",
             prompt=TextPrompt("An object: "),
-            sampling=Sampling(seed=at, temperature=1.0),
+            sampling=Sampling(seed=index, temperature=1.0),
             max_tokens=2 * tokens,
             constraint=_OBJECT,
         )

@@ -65,7 +65,7 @@ def main() -> int:
 
 def _print_beside(model: Any, parsed: argparse.Namespace) -> None:
     long = _row(_LONG, parsed.long)
-    short = [_row(str(at), parsed.short) for at in range(3)]
+    short = [_row(str(index), parsed.short) for index in range(3)]
     engines = {
         "alone": _decoding(model, [long]),
         "beside three, in groups": _decoding(model, [long, *short]),
@@ -89,16 +89,16 @@ def _print_beside(model: Any, parsed: argparse.Namespace) -> None:
 
 
 def _print_changes(model: Any, parsed: argparse.Namespace) -> None:
-    engine = _decoding(model, [_row(str(at), 32) for at in range(parsed.rows)])
+    engine = _decoding(model, [_row(str(index), 32) for index in range(parsed.rows)])
     steps: dict[str, list[float]] = {"nobody joins or leaves": [], "a row leaves": []}
     steps["a row joins"] = []
     for number in range(parsed.rounds):
         seconds: dict[str, list[float]] = {name: [] for name in steps}
-        for at in range(parsed.steps):
+        for index in range(parsed.steps):
             seconds["nobody joins or leaves"].append(_timed(engine, 2))
             engine.remove([_first(engine)])
             seconds["a row leaves"].append(_timed(engine, 1))
-            engine.add(_row(f"{number} {at}", 32))
+            engine.add(_row(f"{number} {index}", 32))
             engine.step()
             seconds["a row joins"].append(_timed(engine, 1))
         for name, each in seconds.items():

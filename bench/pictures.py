@@ -130,8 +130,8 @@ class _Subject:
     def rate(self, seed: int) -> float:
         """Tokens a second of all streams."""
         words = RandomText(DEMO_FOLDER, seed)
-        for at in range(_STREAMS):
-            self._add(f"{at}", ChatMessage("user", words.take(30)), tokens=_TOKENS)
+        for index in range(_STREAMS):
+            self._add(f"{index}", ChatMessage("user", words.take(30)), tokens=_TOKENS)
         began_at = time.perf_counter()
         self._run(lambda: False)
         return _STREAMS * _TOKENS / (time.perf_counter() - began_at)

@@ -184,7 +184,7 @@ def _large(folder: Path, parsed: Any) -> Path:
             chance.choice("etaoinsrhldcumfpgwybvkxjqz") for _ in range(chance.randint(2, 8))
         )
         words[chance.choice("Ġ ")[:1].strip() + "".join(syllables)] = None
-    tokenizer = Tokenizer(models.BPE({each: at for at, each in enumerate(words)}, []))
+    tokenizer = Tokenizer(models.BPE({each: index for index, each in enumerate(words)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<|im_end|>"])

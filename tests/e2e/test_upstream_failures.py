@@ -114,7 +114,12 @@ class TestCircles:
             via = f"1.1 bulkhead-{one.status()['instance']}"
             refused = three.chat("hi", "two/one/demo", {"via": via})
             assert refused.status_code == 508
-            assert [_asked(each) - at for each, at in zip(ring, before, strict=True)] == [3, 1, 1]
+            rises = [_asked(each) - count for each, count in zip(ring, before, strict=True)]
+            assert rises == [3, 1, 1]
+                3,
+                1,
+                1,
+            ]
 
     def test_itself_under_another_name(self) -> None:
         with behind(models=("demo",)) as one:

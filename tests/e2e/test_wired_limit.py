@@ -65,7 +65,7 @@ class _Lives:
 
     def calls(self, pid: int) -> list[str]:
         lines = (each.split(" ", 1) for each in self._record.read_text().splitlines())
-        return [call for own, call in lines if own == str(pid)]
+        return [call for caller, call in lines if caller == str(pid)]
 
 
 def _wirings(calls: list[str]) -> list[str]:

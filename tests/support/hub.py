@@ -213,8 +213,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("content-length", str(end - begin))
         self.end_headers()
         sent = 0
-        for at in range(begin, end, _PIECE):
-            piece = content[at : min(end, at + _PIECE)]
+        for index in range(begin, end, _PIECE):
+            piece = content[index : min(end, index + _PIECE)]
             if answer.after is not None and sent + len(piece) > answer.after:
                 self.wfile.write(piece[: max(0, answer.after - sent)])
                 self.wfile.flush()

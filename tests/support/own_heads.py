@@ -136,7 +136,7 @@ class OwnHead:
         for each in (self.model, self.layer):
             each.update(tree_map_with_path(_silent, each.parameters()))
         circle = random.Random(1).sample(range(WIDTH), WIDTH)
-        follows = {each: circle[(at + 1) % WIDTH] for at, each in enumerate(circle)}
+        follows = {each: circle[(index + 1) % WIDTH] for index, each in enumerate(circle)}
         # State, and embedding, number n is 1 at the place n, and 0 elsewhere.
         same = mx.eye(WIDTH)
         next_ = same[mx.array([follows[each] for each in range(WIDTH)])].T
@@ -176,8 +176,8 @@ def _divide_experts(weights: dict[str, mx.array], before: str, *, fused: bool) -
         weights[f"{before}experts.down_proj"] = down
         return
     for name, stacked in (("gate", gate), ("up", up), ("down", down)):
-        for at, each in enumerate(stacked):
-            weights[f"{before}experts.{at}.{name}_proj.weight"] = each
+        for index, each in enumerate(stacked):
+            weights[f"{before}experts.{index}.{name}_proj.weight"] = each
 
 
 def _random(array: mx.array) -> mx.array:

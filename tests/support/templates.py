@@ -52,8 +52,8 @@ def templated(
     first = len(tokenizer["model"]["vocab"])
     special = [each for each in tokenizer["added_tokens"] if each["special"]]
     tokenizer["added_tokens"] = special + [
-        {"id": first + at, "content": each, "special": True, **_ADDED}
-        for at, each in enumerate(tokens)
+        {"id": first + index, "content": each, "special": True, **_ADDED}
+        for index, each in enumerate(tokens)
     ]
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     config = json.loads((DEMO / "tokenizer_config.json").read_text())

@@ -53,12 +53,12 @@ def configuration(discover: tuple[str, ...], **fields: Any) -> Configuration:
     return Configuration(
         settings=Settings(
             discovery=DiscoverySettings(discover=discover),
-            models={each: ModelSettings(path=at) for each, at in models.items()},
+            models={each: ModelSettings(path=path) for each, path in models.items()},
             gateway=GatewaySettings(**fields),
         ),
         file=None,
         digest=None,
-        located={each: Located(at) for each, at in models.items()},
+        located={each: Located(path) for each, path in models.items()},
         absent={},
         sources={},
     )
@@ -225,7 +225,7 @@ def test_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = demo(folders / "chat")
     present = configuration(("huggingface", str(folders)), models={"own": "me/mine"})
     found = Finder().with_found(present)
-    assert {name: at.path for name, at in found.located.items()} == {
+    assert {name: place.path for name, place in found.located.items()} == {
         "own": "me/mine",
         "chat": str(folder),
         "me/chat": "me/chat",

@@ -183,7 +183,7 @@ def test_a_kind_is_told_when_three_deaths_are_within_a_day(
     told: set[str] = set()
     for error, passed_s in steps:
         now += passed_s
-        for name in [each for each, at in times.items() if now - at[-1] >= DAY_S]:
+        for name in [each for each, moment in times.items() if now - moment[-1] >= DAY_S]:
             del times[name]
             told.discard(name)
         times.setdefault(error, []).append(now)

@@ -93,7 +93,7 @@ class _Script:
         of its own; the attention adds how far the script has come.
         """
         words = tokenizer.get_vocab_size()
-        places = {token: at for at, token in enumerate([*self.tokens, *_SPECIAL])}
+        places = {token: index for index, token in enumerate([*self.tokens, *_SPECIAL])}
         # One dimension is the same for all tokens.
         same, first_step = len(places), len(places) + 1
         hidden = 64 * math.ceil((first_step + self._steps) / 64)
