@@ -73,9 +73,9 @@ def _measure(parsed: argparse.Namespace) -> Report:
         idle_cpu = schedule.idle_cpu()
         load_before = os.getloadavg()[0]
         rounds = []
-        for each in schedule.run(parsed.rounds):
-            _show(each)
-            rounds.append(each)
+        for item in schedule.run(parsed.rounds):
+            _show(item)
+            rounds.append(item)
         return Report(
             machine=describe_machine(),
             model="tiny" if parsed.model is None else parsed.model.name,

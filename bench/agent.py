@@ -85,8 +85,8 @@ def _print(sessions: dict[str, list[AgentRun]]) -> None:
     print("| | session (s) | first turn's first text (s) | later turns', median (s) |")
     print("| --- | ---: | ---: | ---: |")
     for name, all_ in sessions.items():
-        first = statistics.median(each.first_s[0] for each in all_)
-        later = statistics.median(s for each in all_ for s in each.first_s[1:])
+        first = statistics.median(run.first_s[0] for run in all_)
+        later = statistics.median(s for agent_run in all_ for s in agent_run.first_s[1:])
         print(f"| {name} | {walls[name]:.1f} | {first:.2f} | {later:.3f} |")
     ours = walls[BulkheadServer.name]
     print(

@@ -67,7 +67,7 @@ class Edits:
         """
         lines = path.read_text("utf-8").splitlines()[: self._lines]
         place = next(
-            filter(lambda each: _can_change(lines, each), range(len(lines) // 2, 0, -1)), 0
+            filter(lambda number: _can_change(lines, number), range(len(lines) // 2, 0, -1)), 0
         )
         if len(lines) < self._lines or not place:
             return None
@@ -95,7 +95,7 @@ def _can_change(lines: list[str], place: int) -> bool:
 
 def _changed(line: str) -> str:
     """The line with its last name changed."""
-    end = [each.end() for each in _NAME.finditer(line)][-1]
+    end = [match.end() for match in _NAME.finditer(line)][-1]
     return f"{line[:end]}_again{line[end:]}"
 
 

@@ -112,7 +112,7 @@ def _turns(server: BulkheadServer, words: RandomText, rounds: int, tokens: int) 
                 seconds = _ask(server.address, turn).seconds
                 measured.setdefault(f"{name}, {when}", []).append((first.seconds, seconds))
     for name, pairs in measured.items():
-        first_s, turn_s = (statistics.median(each) for each in zip(*pairs, strict=True))
+        first_s, turn_s = (statistics.median(pair) for pair in zip(*pairs, strict=True))
         print(f"| {name} | {first_s:.2f} | {turn_s:.2f} | {turn_s / first_s:.3f} | {_TARGET} |")
 
 

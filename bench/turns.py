@@ -135,9 +135,9 @@ def _firsts(server: InterruptedGateway, words: RandomText, rounds: int) -> None:
         for _ in range(rounds):
             server.unload()
             prompts = [words.take(100 + longer * number) for number in range(_FIRSTS)]
-            loads.append([server.ask(each, 16, temperature).first_s for each in prompts])
-        medians = [statistics.median(each) * 1e3 for each in zip(*loads, strict=True)]
-        shown = " | ".join(f"{each:.0f}" for each in medians)
+            loads.append([server.ask(prompt, 16, temperature).first_s for prompt in prompts])
+        medians = [statistics.median(pair) * 1e3 for pair in zip(*loads, strict=True)]
+        shown = " | ".join(f"{median:.0f}" for median in medians)
         print(f"| {name} | {shown} | {medians[0] / medians[9]:.2f} (target {_FIRST_TARGET}) |")
 
 

@@ -158,7 +158,7 @@ def _stamp(models: Path) -> list[int]:
         statuses = [models.stat(), (models / "__init__.py").stat()]
     except OSError:
         return []
-    return [each for status in statuses for each in (status.st_mtime_ns, status.st_size)]
+    return [number for status in statuses for number in (status.st_mtime_ns, status.st_size)]
 
 
 def _read(path: Path, stamp: list[int]) -> Structure | None:

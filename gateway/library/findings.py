@@ -104,7 +104,7 @@ def rank_candidates(
     now: float,
 ) -> Findings:
     """The findings for the words. `served` maps the repositories on this machine to their ids."""
-    ordered = sorted(candidates, key=lambda each: _rank(words, each, now))
+    ordered = sorted(candidates, key=lambda candidate: _rank(words, candidate, now))
     return _findings(" ".join(words), None, ordered[:_MOST], room, served)
 
 
@@ -125,7 +125,9 @@ def _findings(
         dated=dated,
         free_bytes=max(0, room.free_bytes),
         possible_bytes=max(0, room.possible_bytes),
-        results=tuple(_judged(each, room, served.get(each.repository)) for each in candidates),
+        results=tuple(
+            _judged(candidate, room, served.get(candidate.repository)) for candidate in candidates
+        ),
     )
 
 
@@ -160,7 +162,7 @@ def _rank(words: tuple[str, ...], candidate: Candidate, now: float) -> tuple[obj
     these a year of age weighs as much as a tenth of the downloads.
     """
     parts = parts_of(candidate.repository)
-    whole = sum(each in parts for each in words)
+    whole = sum(word in parts for word in words)
     age_years = (now - (candidate.changed_at or 0.0)) / _YEAR_S
     worth = math.log10(1 + (candidate.downloads or 0)) - age_years
     return (candidate.problem is not None, not candidate.mlx, -whole, -worth, candidate.repository)

@@ -12,4 +12,4 @@ def test_the_page_has_every_check_in_order() -> None:
     before, _, _ = PAGE.read_text("utf-8").partition("\n## ")
     described = re.findall(r"^\| `([^`]+)` \|", before, re.MULTILINE)
     checks = (*CHECKS, THROUGHPUT)
-    assert described == [each.name for each in checks]
+    assert described == [check.name for check in checks]

@@ -43,7 +43,7 @@ GONE_ON = [*BEGUN, _said("assistant", "Hi."), _said("system", LATE), _said("user
 
 
 def _developers(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    late = [{**each, "role": each["role"].replace("system", "developer")} for each in turns]
+    late = [{**turn, "role": turn["role"].replace("system", "developer")} for turn in turns]
     return [_said("developer", SYSTEM), *late]
 
 

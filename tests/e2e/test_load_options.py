@@ -83,16 +83,16 @@ def test_load_options_reach_the_worker_and_its_estimate(gateway: Gateway, folder
         "most_bytes_per_hour": 10**9,
     }
     options = ("kv_bits", "adapter_path", "draft_path", "draft_tokens", "guesses")
-    assert [told[each] for each in options] == [8, None, None, 7, False]
+    assert [told[option] for option in options] == [8, None, None, 7, False]
     told = _told(folder, "full")
     adapter = str((folder / "adapter").resolve())
-    assert [told[each] for each in options] == [8, adapter, str(DEMO_FOLDER), 5, True]
+    assert [told[name] for name in options] == [8, adapter, str(DEMO_FOLDER), 5, True]
     more = full["floor_bytes"] - plain["floor_bytes"]
     assert more > 64 * 4000 * 4 + (DEMO_FOLDER / "model.safetensors").stat().st_size - 100_000
 
 
 def test_a_reload_touches_that_model_alone(gateway: Gateway, folder: Path) -> None:
-    pids = {each: gateway.load(each)["worker"]["pid"] for each in ("plain", "full")}
+    pids = {name: gateway.load(name)["worker"]["pid"] for name in ("plain", "full")}
     gateway.config_path.write_text(_config(folder, disk="3GB", tokens=6), "utf-8")
     (folder / "late").touch()
     answer = gateway.client.post("/admin/v1/reload").raise_for_status().json()

@@ -26,7 +26,7 @@ def _chat(gateway: Gateway, messages: list[dict[str, Any]]) -> str:
 
 def _anthropic(gateway: Gateway, messages: list[dict[str, Any]]) -> str:
     body = {"messages": messages, "temperature": 0, "max_tokens": 1000}
-    return "".join(each["text"] for each in _told(gateway, "/v1/messages", body)["content"])
+    return "".join(item["text"] for item in _told(gateway, "/v1/messages", body)["content"])
 
 
 def _responses(gateway: Gateway, messages: list[dict[str, Any]]) -> str:

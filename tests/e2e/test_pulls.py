@@ -31,7 +31,7 @@ RATE = 4e5
 
 @pytest.fixture(scope="module")
 def hub() -> Iterator[Hub]:
-    small = {each.name: each.read_bytes() for each in DEMO.iterdir() if each.is_file()}
+    small = {path.name: path.read_bytes() for path in DEMO.iterdir() if path.is_file()}
     config = json.loads(small["config.json"]) | {
         "num_hidden_layers": 200,
         "num_key_value_heads": 512,
@@ -62,12 +62,12 @@ def gateway(hub: Hub, cache: Path) -> Iterator[Gateway]:
 def nothing_left(gateway: Gateway, hub: Hub, cache: Path) -> Iterator[None]:
     yield
     hub.rate = None
-    for each in pulls(gateway):
-        gateway.client.delete(f"/admin/v1/pulls/{each['id']}").raise_for_status()
-    for each in library(gateway):
-        if each["state"] == "ready":
-            gateway.order("unload", each["ids"][0]).raise_for_status()
-        gateway.client.delete(f"/admin/v1/library/{each['source']}").raise_for_status()
+    for pull in pulls(gateway):
+        gateway.client.delete(f"/admin/v1/pulls/{pull['id']}").raise_for_status()
+    for entry in library(gateway):
+        if entry["state"] == "ready":
+            gateway.order("unload", entry["ids"][0]).raise_for_status()
+        gateway.client.delete(f"/admin/v1/library/{entry['source']}").raise_for_status()
     assert left(cache) == []
 
 
@@ -81,8 +81,8 @@ def begin(gateway: Gateway, model: str, **body: Any) -> dict[str, Any]:
 def followed(gateway: Gateway, pull_id: str) -> list[dict[str, Any]]:
     """Every status until it is over."""
     with gateway.client.stream("GET", f"/admin/v1/pulls/{pull_id}") as stream:
-        lines = [each for each in stream.iter_lines() if each.startswith("data: ")]
-    return [json.loads(each[6:]) for each in lines]
+        lines = [line for line in stream.iter_lines() if line.startswith("data: ")]
+    return [json.loads(text[6:]) for text in lines]
 
 
 def pulls(gateway: Gateway) -> list[dict[str, Any]]:
@@ -104,11 +104,11 @@ def library(gateway: Gateway) -> list[dict[str, Any]]:
 def pullers(pid: int) -> list[psutil.Process]:
     """The processes of pulls."""
     found = []
-    for each in psutil.Process(pid).children():
+    for child in psutil.Process(pid).children():
         # One that has just ended has none.
         with contextlib.suppress(psutil.Error):
-            if "gateway.library.hub_program" in each.cmdline():
-                found.append(each)
+            if "gateway.library.hub_program" in child.cmdline():
+                found.append(child)
     return found
 
 
@@ -146,7 +146,7 @@ def test_a_model_is_pulled_and_then_it_answers(gateway: Gateway) -> None:
     asked = gateway.client.delete(f"/admin/v1/library/{SMALL}", params={"dry_run": 1})
     assert (asked.status_code, "/admin/v1/removals/" in asked.text) == (400, True)
     assert library(gateway) != []
-    kinds = [(each["change"], each["name"]) for each in gateway.events("pull")]
+    kinds = [(event["change"], event["name"]) for event in gateway.events("pull")]
     assert kinds == [("began", SMALL), ("done", SMALL)]
 
 
@@ -161,7 +161,7 @@ def test_a_cancelled_one_leaves_no_process_and_only_its_part(
     assert not pullers(gateway.pid)
     names = left(cache)
     assert names
-    assert all("/blobs/" in each for each in names)
+    assert all("/blobs/" in name for name in names)
     assert gateway.client.get("/v1/models").json()["data"] == []
     (entry,) = library(gateway)
     assert (entry["ids"], entry["part_bytes"] > 0) == ([], True)
@@ -170,7 +170,7 @@ def test_a_cancelled_one_leaves_no_process_and_only_its_part(
     hub.rate = None
     hub.ranges.clear()
     assert followed(gateway, begin(gateway, SLOW)["id"])[-1]["state"] == "done"
-    assert any(not each.startswith("bytes=0-") for each in hub.ranges if each)
+    assert any(not span.startswith("bytes=0-") for span in hub.ranges if span)
 
 
 def test_a_pull_survives_the_death_of_its_process(gateway: Gateway, hub: Hub) -> None:
@@ -193,9 +193,10 @@ def test_second_pull_of_a_model_joins_and_a_fourth_pull_is_refused(
     begin(gateway, "org/slow:4bit")
     begin(gateway, "Org/slow-4bit:other")
     answers = [
-        gateway.client.post("/admin/v1/pulls", json={"model": f"org/m{each}"}) for each in range(4)
+        gateway.client.post("/admin/v1/pulls", json={"model": f"org/m{index}"})
+        for index in range(4)
     ]
-    refused = [each for each in answers if each.status_code == 429]
+    refused = [answer for answer in answers if answer.status_code == 429]
     assert refused
     assert int(refused[0].headers["retry-after"]) > 0
     bad = gateway.client.post("/admin/v1/pulls", json={"model": "small"})
@@ -254,12 +255,12 @@ def test_a_model_that_is_configured_or_partly_there(
     before = gateway.config_path.read_text()
     gateway.config_path.write_text(f'{before}[models.mine]\npath = "{SMALL}"\n')
     gateway.client.post("/admin/v1/reload").raise_for_status()
-    assert [each["id"] for each in gateway.client.get("/v1/models").json()["data"]] == ["mine"]
+    assert [item["id"] for item in gateway.client.get("/v1/models").json()["data"]] == ["mine"]
     refused = gateway.client.delete(f"/admin/v1/library/{SMALL}")
     assert (refused.status_code, "as mine" in refused.text) == (400, True)
     gateway.config_path.write_text(before)
     gateway.client.post("/admin/v1/reload").raise_for_status()
-    assert [each["id"] for each in gateway.client.get("/v1/models").json()["data"]] == ["small"]
+    assert [item["id"] for item in gateway.client.get("/v1/models").json()["data"]] == ["small"]
 
 
 def test_the_next_gateway_goes_on(hub: Hub, tmp_path: Path) -> None:
@@ -276,7 +277,7 @@ def test_the_next_gateway_goes_on(hub: Hub, tmp_path: Path) -> None:
     second = Gateway("--state-dir", state, models=(), environment=environment)
     (again,) = eventually(lambda: pulls(second))
     assert followed(second, again["id"])[-1]["state"] == "done"
-    assert [(each["source"], each["part_bytes"]) for each in library(second)] == [(SLOW, 0)]
+    assert [(entry["source"], entry["part_bytes"]) for entry in library(second)] == [(SLOW, 0)]
     assert second.stop() == 0
 
 

@@ -134,6 +134,6 @@ def test_a_python_of_intel_is_refused_by_name_on_a_mac(
         )
         for check in checks
     ]
-    assert [each.returncode for each in done] == [0, int(refused)]
+    assert [process.returncode for process in done] == [0, int(refused)]
     if refused:
         assert f"{sys.executable} is of x86_64, and MLX needs a Python of arm64" in done[1].stderr

@@ -103,7 +103,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.path.endswith("/images/edits"):
             self._draw("image_edit", stream)
         elif stream:
-            deltas = [{"type": "transcript.text.delta", "delta": each} for each in ("he", "ard")]
+            deltas = [{"type": "transcript.text.delta", "delta": text} for text in ("he", "ard")]
             self._events([*deltas, {"type": "transcript.text.done", "text": "heard"}])
         else:
             text = self.path.rpartition("/")[2] + " heard"
@@ -127,8 +127,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self._json({"created": 1, "data": [{"b64_json": picture}]})
 
     def _events(self, events: list[dict[str, Any]]) -> None:
-        lines = [f"event: {each['type']}\ndata: {json.dumps(each)}\n\n" for each in events]
-        self._pieces([each.encode() for each in lines], 0, "text/event-stream")
+        lines = [f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in events]
+        self._pieces([line.encode() for line in lines], 0, "text/event-stream")
 
     def _pieces(self, pieces: list[bytes], pause_s: float, kind: str) -> None:
         self._begin(kind)

@@ -106,7 +106,7 @@ class Plan(Struct):
     @property
     def settings(self) -> Settings:
         meanings = {
-            place: {name: each.meaning for name, each in keys.items()}
+            place: {name: key.meaning for name, key in keys.items()}
             for place, keys in self.tables.items()
         }
         return Settings(
@@ -244,7 +244,7 @@ def spelled_text(draw: Draw, value: str) -> Spelled:
 
 @st.composite
 def spelled_list(draw: Draw, values: list[str]) -> Spelled:
-    return list_of(draw, [toml_text(each) for each in values], tuple(values))
+    return list_of(draw, [toml_text(value) for value in values], tuple(values))
 
 
 def list_of(draw: Draw, elements: list[str], meaning: Any) -> Spelled:
@@ -374,7 +374,7 @@ class _Writer:
         self.lines.setdefault(table, len(self.rows) + 1)
 
     def _name(self, place: Place) -> str:
-        return ".".join(self._key(str(each)) for each in place)
+        return ".".join(self._key(str(item)) for item in place)
 
     def _key(self, key: str) -> str:
         ways = [toml_text(key)]

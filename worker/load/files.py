@@ -234,7 +234,7 @@ def fingerprint(folder: Path, adapter: Path | None = None, *, pictures: bool = F
         OSError, ValueError: a file can't be read.
     """
     digest = hashlib.sha256()
-    for path in sorted({each for pattern in _READ_WHOLE for each in folder.glob(pattern)}):
+    for path in sorted({path for pattern in _READ_WHOLE for path in folder.glob(pattern)}):
         if not path.name.startswith(".") and not path.name.endswith(".index.json"):
             _hash(digest, path.name.encode(), path.read_bytes())
     for path in weight_files(folder, pictures=pictures):

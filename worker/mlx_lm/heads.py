@@ -232,8 +232,8 @@ def _stacked(weights: dict[str, mx.array]) -> dict[str, mx.array]:
             stacked[name] = value
         else:
             experts.setdefault(f"{match[1]}switch_mlp.{match[3]}", {})[int(match[2])] = value
-    for name, each in experts.items():
-        stacked[name] = mx.stack([each[number] for number in sorted(each)])
+    for name, expert in experts.items():
+        stacked[name] = mx.stack([expert[number] for number in sorted(expert)])
     return stacked
 
 
@@ -259,7 +259,7 @@ def _mean(weights: dict[str, mx.array], *names: str) -> float:
     arrays = [weights[name] for name in names if name in weights]
     # The GPU must not wait for the disk.
     mx.eval(arrays)
-    means = [float(each.astype(mx.float32).mean()) for each in arrays]
+    means = [float(array.astype(mx.float32).mean()) for array in arrays]
     return sum(means) / max(1, len(means))
 
 

@@ -76,7 +76,9 @@ class ChatTemplate:
         """
         mark = self._message_mark
         return (
-            [] if mark is None else [place for place, each in enumerate(token_ids) if each == mark]
+            []
+            if mark is None
+            else [place for place, token_id in enumerate(token_ids) if token_id == mark]
         )
 
     @cached_property
@@ -84,12 +86,12 @@ class ChatTemplate:
         """The last special token before a user's content; None: there is none."""
         prompts = [ChatPrompt((ChatMessage("user", content),)) for content in ("1", "2")]
         try:
-            one, other = (self.tokens(each, asking=False) for each in prompts)
+            one, other = (self.tokens(prompt, asking=False) for prompt in prompts)
         except PromptError:
             return None
         added = set(self._tokenizer.get_added_vocab().values())
         alike = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
-        return next((each for each, _ in reversed(list(alike)) if each in added), None)
+        return next((number for number, _ in reversed(list(alike)) if number in added), None)
 
     def text(
         self,
@@ -172,8 +174,8 @@ class ChatTemplate:
             repaired = writer.order.repaired(conversation)
             written = writer.messages(repaired)
             if content is not None:
-                for message, each in zip(written, repaired, strict=True):
-                    message["content"] = content(each)
+                for message, chat_message in zip(written, repaired, strict=True):
+                    message["content"] = content(chat_message)
             return self._renderer.apply_chat_template(
                 written,
                 tools=definitions,
@@ -254,7 +256,9 @@ def _known_arguments(template: str) -> frozenset[str]:
 
 def _definitions(tools: Tools) -> list[Any]:
     definitions = _parsed(tools.definitions, "tools")
-    if not isinstance(definitions, list) or not all(isinstance(each, dict) for each in definitions):
+    if not isinstance(definitions, list) or not all(
+        isinstance(definition, dict) for definition in definitions
+    ):
         raise _invalid("tools", "Send a list of objects.")
     return definitions
 
@@ -290,12 +294,14 @@ def advice_about(
     """Advice about the message that makes `render` fail: with another text it would be taken."""
     plain = [
         ChatMessage(
-            each.role,
+            chat_message.role,
             "x",
-            tool_calls=tuple(CalledTool(call.id, call.name, "{}") for call in each.tool_calls),
-            tool_call_id=each.tool_call_id,
+            tool_calls=tuple(
+                CalledTool(call.id, call.name, "{}") for call in chat_message.tool_calls
+            ),
+            tool_call_id=chat_message.tool_call_id,
         )
-        for each in messages
+        for chat_message in messages
     ]
 
     def renders(count: int) -> bool:

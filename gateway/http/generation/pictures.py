@@ -125,8 +125,8 @@ def read_file(path: Path, folders: Sequence[str], most_bytes: int) -> bytes:
 
 
 def _check_inside(resolved: Path, folders: Sequence[str]) -> None:
-    for each in folders:
-        folder = expand_home(each)
+    for text in folders:
+        folder = expand_home(text)
         if folder.is_absolute() and resolved.is_relative_to(folder.resolve()):
             return
     raise PictureError(_NOT_THERE)

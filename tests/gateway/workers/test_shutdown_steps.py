@@ -11,7 +11,7 @@ GB = 1_000_000_000
 
 
 def _steps(rungs: tuple[shutdown_steps.TimedStep, ...]) -> list[ShutdownStep]:
-    return [each.step for each in rungs]
+    return [rung.step for rung in rungs]
 
 
 @pytest.mark.parametrize("held_bytes", [None, 0, GB, 63 * GB])
@@ -37,4 +37,4 @@ def test_no_sequence_takes_longer_than_the_longest() -> None:
         shutdown_steps.orphaned,
     ):
         for held_bytes in (0, 64 * GB, 600 * GB):
-            assert sum(each.deadline_s for each in make(held_bytes)) <= shutdown_steps.longest_s()
+            assert sum(step.deadline_s for step in make(held_bytes)) <= shutdown_steps.longest_s()
