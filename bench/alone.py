@@ -48,8 +48,8 @@ def main() -> int:
                 rates: list[tuple[float, float]] = []
                 # The first one isn't counted: it loads the model.
                 for _ in range(parsed.rounds + 1):
-                    prompt = words.take(length)
-                    loop.begin()
+                    prompt = words.draw(length)
+                    loop.restart()
                     made = (
                         loop.ask(prompt, parsed.tokens),
                         ask(server.address, server.model, prompt, parsed.tokens),

@@ -109,8 +109,8 @@ def _build(folder: Path, parsed: argparse.Namespace) -> Path:
 def _show(name: str, generations: tuple[Generation, ...]) -> None:
     """Progress, on stderr: the table alone is the output."""
     shown = ", ".join(
-        f"{generation.tokens_per_s:.0f} tokens/s, first within {max(generation.first_token_s):.2f} s"
-        for generation in generations
+        f"{run.tokens_per_s:.0f} tokens/s, first within {max(run.first_token_s):.2f} s"
+        for run in generations
     )
     print(f"{name}: {shown}", file=sys.stderr)
 

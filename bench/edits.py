@@ -75,12 +75,12 @@ class Edits:
         name = str(path.relative_to(_ROOT))
         if patched:
             expected = _patch(name, lines, changed)
-            asked = [*_shown("diff", name, expected), _said("user", "Apply this patch.")]
+            asked = [*_shown("diff", name, expected), _message("user", "Apply this patch.")]
         else:
             expected = _text(changed)
             around = changed[place - CONTEXT_LINES : place + CONTEXT_LINES + 1]
             order = f"Write {name} with this.\n<change>\n{_text(around).rstrip()}</change>"
-            asked = [*_shown("read_file", name, _text(lines)), _said("user", order)]
+            asked = [*_shown("read_file", name, _text(lines)), _message("user", order)]
         tokens = self._tokenizer.encode(expected).ids
         return Turn(asked, expected, len(tokens)) if _says_nothing_twice(tokens) else None
 
@@ -110,13 +110,13 @@ def _shown(tool: str, name: str, result: str) -> list[Message]:
     function = {"name": tool, "arguments": json.dumps({"path": name})}
     call = {"id": f"call_{name}", "type": "function", "function": function}
     return [
-        _said("user", f"Have a look at {name}."),
+        _message("user", f"Have a look at {name}."),
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": call["id"], "content": result},
     ]
 
 
-def _said(role: str, content: str) -> Message:
+def _message(role: str, content: str) -> Message:
     return {"role": role, "content": content}
 
 

@@ -131,7 +131,7 @@ class _Subject:
         """Tokens a second of all streams."""
         words = RandomText(DEMO_FOLDER, seed)
         for index in range(_STREAMS):
-            self._add(f"{index}", ChatMessage("user", words.take(30)), tokens=_TOKENS)
+            self._add(f"{index}", ChatMessage("user", words.draw(30)), tokens=_TOKENS)
         began_at = time.perf_counter()
         self._run(lambda: False)
         return _STREAMS * _TOKENS / (time.perf_counter() - began_at)
@@ -139,7 +139,7 @@ class _Subject:
     def turns(self, seed: int) -> tuple[float, float]:
         """The seconds to the first token of two turns about a picture."""
         words = RandomText(DEMO_FOLDER, seed)
-        said = words.take(40)
+        said = words.draw(40)
         picture = Picture(_noise(seed), len(said), "picture")
         messages = [ChatMessage("user", said, pictures=(picture,))]
         found = []
@@ -150,8 +150,8 @@ class _Subject:
             self._run(lambda ticks=ticks: ticks.append(time.perf_counter()) or False)
             found.append(ticks[0] - began_at)
             messages += [
-                ChatMessage("assistant", words.take(12)),
-                ChatMessage("user", words.take(20)),
+                ChatMessage("assistant", words.draw(12)),
+                ChatMessage("user", words.draw(20)),
             ]
         return found[0], found[1]
 

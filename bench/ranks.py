@@ -63,7 +63,7 @@ def _measure(parsed: argparse.Namespace) -> dict[int, tuple[float, float]]:
         rates: dict[int, tuple[list[float], list[float]]] = {}
         for round_ in range(parsed.rounds + 1):
             for streams in parsed.streams:
-                asked = prompts.take(streams)
+                asked = prompts.draw(streams)
                 made = [subject.generate(asked, parsed.tokens) for subject in subjects]
                 # The first one loads the models.
                 if round_:

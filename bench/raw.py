@@ -89,7 +89,7 @@ class Kept(MlxLmProcess):
     def __init__(self, model: Path) -> None:
         super().__init__(_go_on, model)
 
-    def begin(self) -> None:
+    def restart(self) -> None:
         """Forget the conversation."""
         self.send(None)
 

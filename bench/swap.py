@@ -35,7 +35,7 @@ def _swap_s(gateway: Gateway, spares: int) -> float:
     began = time.monotonic()
     with gateway.client.stream("POST", "/v1/chat/completions", json=body) as answer:
         for line in answer.iter_lines():
-            stream.take(line)
+            stream.add_line(line)
             if stream.arrivals:
                 return stream.arrivals[0] - began
     raise AssertionError("no text came")

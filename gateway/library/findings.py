@@ -30,7 +30,7 @@ class Room(Struct, frozen=True):
     process_bytes: int
 
 
-class Finding(Struct, frozen=True, kw_only=True):
+class HubFinding(Struct, frozen=True, kw_only=True):
     """A repository of the hub; null means not known. A load needs about `needed_bytes`, guessed by
     the size of the weights: a pull computes it before it begins. `fits` now, after the unload of
     other models, or never. `downloads` are those of the last 30 days, `changed_at` is a Unix time
@@ -66,7 +66,7 @@ class Findings(Struct, frozen=True, kw_only=True):
     dated: str | None
     free_bytes: int
     possible_bytes: int
-    results: tuple[Finding, ...]
+    results: tuple[HubFinding, ...]
 
 
 # When the list was made: better models may have come since.
@@ -131,11 +131,11 @@ def _findings(
     )
 
 
-def _judged(candidate: Candidate, room: Room, served_as: str | None) -> Finding:
+def _judged(candidate: Candidate, room: Room, served_as: str | None) -> HubFinding:
     needed_bytes = None
     if candidate.weight_bytes is not None:
         needed_bytes = guessed_floor_bytes(candidate.weight_bytes, room.process_bytes)
-    return Finding(
+    return HubFinding(
         repository=candidate.repository,
         weight_bytes=candidate.weight_bytes,
         needed_bytes=needed_bytes,

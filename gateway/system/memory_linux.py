@@ -37,7 +37,7 @@ def footprint(pid: int) -> Footprint:
     return _footprint(pid, _host_bytes(pid))
 
 
-class FootprintGauge:
+class LinuxFootprintGauge:
     """Reads the footprint of one process; cheap enough for every second.
 
     To count shared pages Linux walks all pages of a process. That takes some milliseconds of

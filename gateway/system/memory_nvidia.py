@@ -29,12 +29,10 @@ def card_bytes(pid: int) -> int:
     with _errors():
         try:
             used = [
-                nvmldevicegetcomputerunningprocess.usedGpuMemory
+                user.usedGpuMemory
                 for card in _cards()
-                for nvmldevicegetcomputerunningprocess in pynvml.nvmlDeviceGetComputeRunningProcesses(
-                    card
-                )
-                if nvmldevicegetcomputerunningprocess.pid == pid
+                for user in pynvml.nvmlDeviceGetComputeRunningProcesses(card)
+                if user.pid == pid
             ]
         except pynvml.NVMLError_LibraryNotFound:
             if has_open(pid, _DEVICES):
@@ -62,10 +60,7 @@ def card_memory(pids: Collection[int]) -> CardMemory | None:
                 pynvml.nvmlDeviceGetMemoryInfo(card)
                 for card in _cards()
                 if any(
-                    nvmldevicegetcomputerunningprocess.pid in pids
-                    for nvmldevicegetcomputerunningprocess in pynvml.nvmlDeviceGetComputeRunningProcesses(
-                        card
-                    )
+                    user.pid in pids for user in pynvml.nvmlDeviceGetComputeRunningProcesses(card)
                 )
             ]
         except pynvml.NVMLError_LibraryNotFound:

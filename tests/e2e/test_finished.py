@@ -35,13 +35,13 @@ def gateway(chats: ChatServer) -> Iterator[Gateway]:
 def _finished(gateway: Gateway, name: str) -> dict[str, Any]:
     """It is told once its client has the whole answer, or a moment later."""
 
-    def told() -> dict[str, Any] | None:
+    def finished() -> dict[str, Any] | None:
         answer = gateway.client.get("/admin/v1/requests/finished").raise_for_status()
         assert "xylophone" not in answer.text, "texts are never kept"
         found = answer.json()["requests"]
         return next((item for item in found if item["id"] == name), None)
 
-    found: dict[str, Any] = eventually(told)
+    found: dict[str, Any] = eventually(finished)
     return found
 
 
@@ -73,11 +73,11 @@ def test_an_answer_that_waited_for_its_model(gateway: Gateway) -> None:
     assert finished["queue_s"] < finished["first_token_s"]
     assert _chat(gateway, "second") == 200
     assert _kinds(_finished(gateway, "second")) == ["queue", "prefill", "tokens"]
-    told = gateway.client.get("/admin/v1/requests/finished?recent=1").json()
-    assert [request["id"] for request in told["requests"]] == ["second"]
-    assert told["count"] == before + 2, "only requests to models count"
+    listing = gateway.client.get("/admin/v1/requests/finished?recent=1").json()
+    assert [request["id"] for request in listing["requests"]] == ["second"]
+    assert listing["count"] == before + 2, "only requests to models count"
     live = gateway.client.get("/admin/v1/live?follow=0").text
-    assert f'"finished":{told["count"]}' in live
+    assert f'"finished":{listing["count"]}' in live
 
 
 def test_a_refused_request_has_its_sentence(gateway: Gateway) -> None:

@@ -166,7 +166,7 @@ def test_without_keys_nothing_comes_through_a_proxy(
 
 def test_names_and_proxies_come_with_the_first_key(start_gateway: Callable[..., Gateway]) -> None:
     running = start_gateway(config="[gateway]\n")
-    passed_on = {"X-Forwarded-For": "192.0.2.60", "Host": "mac.example"}
+    proxied = {"X-Forwarded-For": "192.0.2.60", "Host": "mac.example"}
     running.config_path.write_text('[gateway]\nallowed_hosts = ["mac.example"]\n')
     refused = running.client.post("/admin/v1/reload")
     assert (refused.status_code, "bulkhead key add NAME" in refused.text) == (400, True)
@@ -174,8 +174,8 @@ def test_names_and_proxies_come_with_the_first_key(start_gateway: Callable[..., 
     key = running.client.post("/admin/v1/keys", json={"name": "phone"}).json()["key"]
     admin = {"x-api-key": (running.state_dir / "admin.key").read_text().strip()}
     assert running.client.post("/admin/v1/reload", headers=admin).status_code == 200
-    assert running.client.get("/v1/models", headers=passed_on).status_code == 401
-    theirs = {**passed_on, "Authorization": f"Bearer {key}"}
+    assert running.client.get("/v1/models", headers=proxied).status_code == 401
+    theirs = {**proxied, "Authorization": f"Bearer {key}"}
     assert running.client.get("/v1/models", headers=theirs).status_code == 200
     assert running.client.get("/admin/v1/status", headers=theirs).status_code == 403
 

@@ -262,10 +262,10 @@ def test_the_last_hour_and_day_are_drawn(page: Browser, site: Site) -> None:
     os.kill(site.gateway.worker_pid(), signal.SIGKILL)
     plot = ".history .plot"
 
-    def told() -> str:
+    def description() -> str:
         return page.find(plot).get_attribute("aria-label") or ""
 
-    page.until(lambda: "1 death" in told())
+    page.until(lambda: "1 death" in description())
     assert page.there(f"{plot} canvas")
     page.sees(".history .key", "Budget")
     assert page.text(".moment output") == "now"

@@ -74,7 +74,7 @@ def _store(gateway: Gateway) -> PromptStore:
     return PromptStore(gateway.state_dir / "prompts", 10**9, 10**9)
 
 
-def _keep(gateway: Gateway, owner: str, number: int) -> None:
+def _store_block(gateway: Gateway, owner: str, number: int) -> None:
     """Store a block, as a worker does."""
     store = _store(gateway)
     key, root = (bytes([item]) * KEY_BYTES for item in (number, 0))
@@ -162,7 +162,7 @@ def test_memory_and_disk_are_cleared(gateway: Gateway) -> None:
     """Of one model, loaded or not and by whatever name, or of all that ever were."""
     gateway.load("keeper")
     for number, owner in enumerate(("keeper", "demo", "gone"), 1):
-        _keep(gateway, owner, number)
+        _store_block(gateway, owner, number)
     kept = _owners(gateway)
     assert kept.keys() == {"keeper", "demo", "gone"}
     held = eventually(lambda: _keeper(gateway.status())["worker"]["prompt_cache_bytes"])
@@ -187,7 +187,7 @@ def test_memory_and_disk_are_cleared(gateway: Gateway) -> None:
 def test_a_worker_that_keeps_its_prompts(gateway: Gateway) -> None:
     """What was cleared beside it is told, whether memory was or not."""
     gateway.load("mute")
-    _keep(gateway, "mute", 9)
+    _store_block(gateway, "mute", 9)
     kept = _owners(gateway)["mute"]
     answer = _clear(gateway, "mute")
     error = answer.json()["error"]

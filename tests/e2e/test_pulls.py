@@ -71,7 +71,7 @@ def nothing_left(gateway: Gateway, hub: Hub, cache: Path) -> Iterator[None]:
     assert left(cache) == []
 
 
-def begin(gateway: Gateway, model: str, **body: Any) -> dict[str, Any]:
+def start_pull(gateway: Gateway, model: str, **body: Any) -> dict[str, Any]:
     answer = gateway.client.post("/admin/v1/pulls", json={"model": model, **body})
     assert answer.status_code == 202, answer.text
     found: dict[str, Any] = answer.json()
@@ -115,14 +115,14 @@ def pullers(pid: int) -> list[psutil.Process]:
 def pull_slowly(gateway: Gateway, hub: Hub) -> str:
     """A pull that is in the middle of its files."""
     hub.rate = RATE
-    pull_id: str = begin(gateway, SLOW)["id"]
+    pull_id: str = start_pull(gateway, SLOW)["id"]
     eventually(lambda: (status(gateway, pull_id)["done_bytes"] or 0) > 100_000)
     return pull_id
 
 
 def test_a_model_is_pulled_and_then_it_answers(gateway: Gateway) -> None:
     assert gateway.client.get("/v1/models").json()["data"] == []
-    seen = followed(gateway, begin(gateway, SMALL)["id"])
+    seen = followed(gateway, start_pull(gateway, SMALL)["id"])
     assert [seen[0]["state"], seen[-1]["state"]] == ["preparing", "done"]
     assert seen[-1]["offered_as"] == "small"
     assert seen[-1]["done_bytes"] == seen[-1]["total_bytes"]
@@ -169,7 +169,7 @@ def test_a_cancelled_one_leaves_no_process_and_only_its_part(
     # Another one goes on.
     hub.rate = None
     hub.ranges.clear()
-    assert followed(gateway, begin(gateway, SLOW)["id"])[-1]["state"] == "done"
+    assert followed(gateway, start_pull(gateway, SLOW)["id"])[-1]["state"] == "done"
     assert any(not span.startswith("bytes=0-") for span in hub.ranges if span)
 
 
@@ -187,11 +187,11 @@ def test_second_pull_of_a_model_joins_and_a_fourth_pull_is_refused(
     gateway: Gateway, hub: Hub
 ) -> None:
     pull_id = pull_slowly(gateway, hub)
-    assert begin(gateway, SLOW)["id"] == pull_id
+    assert start_pull(gateway, SLOW)["id"] == pull_id
     # Wherever they end: there are three at a time.
     hub.api_answers = []
-    begin(gateway, "org/slow:4bit")
-    begin(gateway, "Org/slow-4bit:other")
+    start_pull(gateway, "org/slow:4bit")
+    start_pull(gateway, "Org/slow-4bit:other")
     answers = [
         gateway.client.post("/admin/v1/pulls", json={"model": f"org/m{index}"})
         for index in range(4)
@@ -205,11 +205,11 @@ def test_second_pull_of_a_model_joins_and_a_fourth_pull_is_refused(
 
 
 def test_pull_warns_first_that_a_model_will_not_fit(gateway: Gateway, cache: Path) -> None:
-    last = followed(gateway, begin(gateway, WIDE)["id"])[-1]
+    last = followed(gateway, start_pull(gateway, WIDE)["id"])[-1]
     assert (last["state"], last["code"]) == ("failed", "insufficient_memory")
     assert "won't fit" in last["reason"]
     assert left(cache) == []
-    assert followed(gateway, begin(gateway, WIDE, force=True)["id"])[-1]["state"] == "done"
+    assert followed(gateway, start_pull(gateway, WIDE, force=True)["id"])[-1]["state"] == "done"
 
 
 def test_the_commands(gateway: Gateway) -> None:
@@ -243,7 +243,7 @@ def test_a_model_that_is_configured_or_partly_there(
     gateway: Gateway, hub: Hub, cache: Path
 ) -> None:
     """What other tools leave half is never served; a table goes before what is found."""
-    followed(gateway, begin(gateway, SMALL)["id"])
+    followed(gateway, start_pull(gateway, SMALL)["id"])
     snapshot = next((cache / "models--org--small" / "snapshots").iterdir())
     weights = snapshot / "model.safetensors"
     target = weights.readlink()

@@ -105,7 +105,7 @@ def test_each_gnu_program_is_found(command: str, name: str) -> None:
     assert _found(GNU, command) == {name}
 
 
-def test_what_make_381_knows_is_let_pass() -> None:
+def test_features_of_make_381_are_allowed() -> None:
     known = "test: export A :=\nB ?= $(or $(C),x)\nd:: e\n\t[ a != b ] && x::=y\n# private"
     assert _found(NEWER_MAKE, known) == set()
 

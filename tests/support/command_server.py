@@ -131,20 +131,20 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self._pieces([line.encode() for line in lines], 0, "text/event-stream")
 
     def _pieces(self, pieces: list[bytes], pause_s: float, kind: str) -> None:
-        self._begin(kind)
+        self._send_head(kind)
         for piece in pieces:
             self._chunk(piece)
             time.sleep(pause_s)
         self._chunk(b"")
 
-    def _begin(self, kind: str) -> None:
+    def _send_head(self, kind: str) -> None:
         self.send_response(200)
         self.send_header("content-type", kind)
         self.send_header("transfer-encoding", "chunked")
         self.end_headers()
 
     def _stream(self, asked: dict[str, Any]) -> None:
-        self._begin("text/event-stream")
+        self._send_head("text/event-stream")
         for number in range(int(asked.get("max_tokens", 5))):
             delta = {"content": f"{number} "}
             choice = {"index": 0, "delta": delta, "finish_reason": None}

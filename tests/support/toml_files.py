@@ -339,7 +339,7 @@ class _Writer:
 
     def headed(self, table: Place, keys: dict[str, Spelled]) -> None:
         self._comment()
-        self._note(table)
+        self._open_table(table)
         self.rows.append(f"[{self._name(table)}]")
         for key, value in keys.items():
             self._comment()
@@ -348,12 +348,12 @@ class _Writer:
     def dotted(self, table: Place, keys: dict[str, Spelled]) -> None:
         for key, value in keys.items():
             self._comment()
-            self._note(table)
+            self._open_table(table)
             self._pair((*table, key), self._name((*table, key)), value)
 
     def inline(self, table: Place, keys: dict[str, Spelled]) -> None:
         self._comment()
-        self._note(table)
+        self._open_table(table)
         self.rows.append(f"{self._name(table)} = {{ ")
         separator = ""
         for key, value in keys.items():
@@ -370,7 +370,7 @@ class _Writer:
         equals = " " if place == self._without_equals else " = "
         self.rows.extend(f"{name}{equals}{value.toml}".split("\n"))
 
-    def _note(self, table: Place) -> None:
+    def _open_table(self, table: Place) -> None:
         self.lines.setdefault(table, len(self.rows) + 1)
 
     def _name(self, place: Place) -> str:

@@ -277,7 +277,8 @@ def constraint_of(body: StructuredBody) -> Constraint | None:
     for name, constraint in asked:
         if len(constraint.source) > _MOST_CHARACTERS:
             raise invalid(
-                f"{name} has {len(constraint.source):,} characters, of {_MOST_CHARACTERS:,} at most.",
+                f"{name} has {len(constraint.source):,} characters, of {_MOST_CHARACTERS:,} "
+                "at most.",
                 name,
             )
         return constraint

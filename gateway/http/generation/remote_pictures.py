@@ -130,7 +130,7 @@ _LAST_PORT: Final = 65_535
 _AGENT: Final = "bulkhead"
 
 
-class Remote:
+class RemotePictures:
     """Fetches pictures, a bounded number at a time."""
 
     def __init__(self, may_call: Callable[[str], bool] = may_call) -> None:

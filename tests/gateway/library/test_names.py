@@ -7,11 +7,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.library.names import Claim, Claimant, Names, give_names, news, remembered
+from gateway.library.names import Claimant, NameClaim, Names, give_names, news, remembered
 
 
-def claim(home: str) -> Claim:
-    return Claim(home, home.rpartition("/")[2], "/".join(home.split("/")[-2:]))
+def claim(home: str) -> NameClaim:
+    return NameClaim(home, home.rpartition("/")[2], "/".join(home.split("/")[-2:]))
 
 
 def model(*homes: str) -> Claimant:

@@ -54,7 +54,7 @@ def ordered_s(held: int) -> float:
 def over_s(held: int) -> float:
     """And until the next incarnation may begin: the longest ladder, and ranks out of reach."""
     steps = shutdown_steps.polite(held)
-    return ordered_s(held) + sum(rung.deadline_s for rung in steps) + SILENCE_S + unheard_s(held)
+    return ordered_s(held) + sum(timed.deadline_s for timed in steps) + SILENCE_S + unheard_s(held)
 
 
 @dataclass
