@@ -112,7 +112,7 @@ def make_caches(language: Any) -> list[Any]:
     """New caches for a language model. A cache whose kind mlx-lm has too becomes mlx-lm's: the size
     of such caches is known, and they can be cut into blocks.
     """
-    return [_as_mlx_lms(item) for item in cache.make_prompt_cache(language)]
+    return [_as_mlx_lms(layer) for layer in cache.make_prompt_cache(language)]
 
 
 def _as_mlx_lms(each: Any) -> Any:

@@ -143,7 +143,7 @@ class Slash:
         self.over = True
 
     def _show(self, name: str) -> None:
-        rows = [pair for pair in shown(self._conversation.parameters) if name in ("", pair[0])]
+        rows = [row for row in shown(self._conversation.parameters) if name in ("", row[0])]
         if not rows:
             # No parameter has this name: `_change` raises the error, which suggests another name.
             self._change(name, None)

@@ -41,8 +41,10 @@ def print_json(content: object) -> None:
     """
     text = json.dumps(msgspec.to_builtins(content), indent=2, ensure_ascii=False)
     escaped = (
-        f"\\u{ord(item):04x}" if item != "\n" and unicodedata.category(item) in _LEFT_OUT else item
-        for item in text
+        f"\\u{ord(character):04x}"
+        if character != "\n" and unicodedata.category(character) in _LEFT_OUT
+        else character
+        for character in text
     )
     click.echo("".join(escaped))
 

@@ -241,8 +241,8 @@ class _ConfigurationReading:
             and (MODELS, model_id, key) not in self._wrong
         }
         looks: dict[Sought, Callable[[], str]] = {
-            item: functools.partial(_LOOKS[item.what], item.path, settings.gateway.allow)
-            for item in sought.values()
+            wanted: functools.partial(_LOOKS[wanted.what], wanted.path, settings.gateway.allow)
+            for wanted in sought.values()
         }
         for model_id, model in settings.models.items():
             if model.command and (MODELS, model_id, "command") not in self._wrong:

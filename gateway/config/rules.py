@@ -308,7 +308,7 @@ def _is_one_line(text: str) -> bool:
     """Whether a text is one line without control characters, and can be encoded. The name of a
     folder can't be encoded if it isn't UTF-8.
     """
-    return not any(unicodedata.category(item) in _STEERING for item in text)
+    return not any(unicodedata.category(character) in _STEERING for character in text)
 
 
 _KINDS = ("together", "swap", "reserve")

@@ -158,8 +158,8 @@ class Locations:
             elif node.type in ("table", "table_array_element"):
                 name, *content = _without_comments(node)
                 table = self._add_name((), name)
-                for pair in content:
-                    self._add_pair(table, pair)
+                for node_pair in content:
+                    self._add_pair(table, node_pair)
 
     def line(self, place: Place) -> int | None:
         """The first line of a place. If the text lacks the place, the line of the nearest table or

@@ -159,7 +159,7 @@ def _returned(name: str, size: int, end: Callable[[Probe], object], within_s: fl
         time.sleep(_LOOK_S)
     moments = (before, meanwhile, after)
     wired = ", ".join(format_size(-moment[1]) for moment in moments)
-    free = ", ".join(format_size(pair[0]) for pair in moments)
+    free = ", ".join(format_size(moment[0]) for moment in moments)
     text = f"{name}, of {format_size(size)}, took {exit_s:.1f} s; wired {wired}; available {free}"
     if which is None:
         return Observation(f"{text}; neither showed it")

@@ -152,9 +152,9 @@ class Pulls:
         except ValueError as error:
             raise Refusal("invalid_request_error", str(error), param="model") from error
         running = [pull for pull in self._pulls.values() if not pull.status.over]
-        for item in running:
-            if str(item.reference).lower() == str(reference).lower():
-                return item
+        for pull in running:
+            if str(pull.reference).lower() == str(reference).lower():
+                return pull
         if len(running) >= _AT_ONCE:
             names = ", ".join(pull.status.model for pull in running)
             raise Refusal(

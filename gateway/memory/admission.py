@@ -178,9 +178,9 @@ class Admission:
                 continue
             elif claim.needed_bytes > (possible := self.ledger.possible_among(claim.model_ids)):
                 names = sorted(claim.model_ids)
-                for item in claim.each:
-                    others = tuple(name for name in names if name != item.model_id)
-                    refused.append(Refuse(item.model_id, claim.needed_bytes, possible, others))
+                for part in claim.each:
+                    others = tuple(name for name in names if name != part.model_id)
+                    refused.append(Refuse(part.model_id, claim.needed_bytes, possible, others))
                 self._forget(claim)
             elif this_round.serve(claim):
                 self._forget(claim)
@@ -279,8 +279,8 @@ class Admission:
         return ending or not self._expected.isdisjoint(companions)
 
     def _forget(self, claim: Claim) -> None:
-        for item in claim.each:
-            del self._claims[item.model_id]
+        for part in claim.each:
+            del self._claims[part.model_id]
 
 
 def _joined(parts: list[Claim]) -> Claim:
@@ -322,6 +322,6 @@ class Shortage:
         None: the machine is not short of memory.
         """
         reached = _LEVELS[: _LEVELS.index(pressure) + 1] if pressure in _LEVELS else ()
-        self._since = {item: self._since.get(item, now) for item in reached}
-        lasting = [item for item in reached if now - self._since[item] >= _LASTS_S]
+        self._since = {model_id: self._since.get(model_id, now) for model_id in reached}
+        lasting = [model_id for model_id in reached if now - self._since[model_id] >= _LASTS_S]
         return lasting[-1] if lasting else None

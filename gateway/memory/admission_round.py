@@ -288,8 +288,8 @@ class AdmissionRound:
 
     def _grant(self, claim: Claim) -> None:
         if not claim.loan:
-            for item in claim.each:
-                self.orders.admit(item)
+            for part in claim.each:
+                self.orders.admit(part)
         elif (allocation := self._ledger.allocation(claim.model_id)) is not None:
             self.orders.lend(allocation, allocation.limit_bytes + claim.needed_bytes)
             allocation.starved_since = None

@@ -50,7 +50,7 @@ def forecast(
     loads = {name: floor for name, floor in floors.items() if ledger.allocation(name) is None}
     at_once, later = admission.foresee(loads, priority, now)
     evicts = _evicted(at_once)
-    fits = not any(isinstance(item, Refuse) for item in at_once)
+    fits = not any(isinstance(decision, Refuse) for decision in at_once)
     found = Forecast(
         model_id,
         loads,
@@ -62,7 +62,7 @@ def forecast(
         tuple(name for name in _evicted(later) if name not in evicts),
         about="",
     )
-    admitted = any(isinstance(item, Admit) for item in at_once)
+    admitted = any(isinstance(decision, Admit) for decision in at_once)
     sentences = " ".join(_sentences(found, sorted(floors), admission, admitted=admitted))
     return msgspec.structs.replace(found, about=sentences)
 

@@ -222,10 +222,14 @@ class IdleEviction:
             self._ledger.spare_bytes = 0
             self._orders.lend(allocation, allocation.limit_bytes + given_bytes)
             missing_bytes -= given_bytes
-        idle = [item for item in self._ledger.steady if self._idle_long_enough(allocation, item)]
-        for item in enough_to_evict(idle, missing_bytes, self._now, lambda item: item.going_bytes):
-            missing_bytes -= item.going_bytes
-            self._orders.evict(item, allocation.model_id)
+        idle = [
+            lender for lender in self._ledger.steady if self._idle_long_enough(allocation, lender)
+        ]
+        for lender in enough_to_evict(
+            idle, missing_bytes, self._now, lambda lender: lender.going_bytes
+        ):
+            missing_bytes -= lender.going_bytes
+            self._orders.evict(lender, allocation.model_id)
         return max(0, -missing_bytes)
 
     def _idle_long_enough(self, allocation: Allocation, idle: Allocation) -> bool:

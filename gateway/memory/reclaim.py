@@ -69,8 +69,8 @@ class Reclaim:
         if sum(map(bytes_of_displacing, going)) < uncovered_bytes:
             return False
         missing_bytes -= sum(allocation.going_bytes for allocation in going)
-        for item in going:
-            self._orders.evict(item, claim.model_id)
+        for ending in going:
+            self._orders.evict(ending, claim.model_id)
         others = [other for other in others if not other.ending]
         self.recall_and_evict(missing_bytes, claim, others, rows)
         return True

@@ -134,7 +134,7 @@ class Roster:
         """
         await self._tasks.cancel_all()
         left = [model.release() for model in self.everyone]
-        return [pair for pair in left if pair is not None]
+        return [model for model in left if model is not None]
 
     async def close(self) -> None:
         """To be called when no worker is left."""

@@ -74,8 +74,8 @@ class RequestQueue:
         self._expected_s: dict[Request, float] = {}
 
     def __iter__(self) -> Iterator[Request]:
-        for item in (self._suspects, self._parked, self._waiting):
-            yield from item
+        for requests in (self._suspects, self._parked, self._waiting):
+            yield from requests
         yield from self._running.values()
 
     def places(self) -> Iterator[tuple[int | None, Request]]:
@@ -227,8 +227,8 @@ class RequestQueue:
         }
         for _, group in groupby(self._waiting, self.priority_of):
             queues: dict[str, deque[Request]] = {}
-            for item in group:
-                queues.setdefault(item.terms.sharer, deque()).append(item)
+            for waiting in group:
+                queues.setdefault(waiting.terms.sharer, deque()).append(waiting)
             while queues:
                 name = min(queues, key=lambda name: turns_s[name])
                 request = queues[name].popleft()

@@ -108,7 +108,7 @@ class Systemd:
             )
 
     def start_commands(self) -> list[str]:
-        return [" ".join(("systemctl", *self._scope, *pair)) for pair in _BEGINNING]
+        return [" ".join(("systemctl", *self._scope, *arguments)) for arguments in _BEGINNING]
 
     def start(self) -> str | None:
         for verb, *unit in _BEGINNING:

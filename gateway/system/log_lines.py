@@ -116,7 +116,8 @@ def escaped(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(
-        item if item.isprintable() else item.encode("unicode_escape").decode() for item in text
+        character if character.isprintable() else character.encode("unicode_escape").decode()
+        for character in text
     )
 
 

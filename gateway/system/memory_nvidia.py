@@ -67,7 +67,7 @@ def card_memory(pids: Collection[int]) -> CardMemory | None:
             return None
     if not found:
         return None
-    return CardMemory(sum(item.total for item in found), sum(item.free for item in found))
+    return CardMemory(sum(card.total for card in found), sum(card.free for card in found))
 
 
 def has_open(pid: int, devices: tuple[str, ...]) -> bool:

@@ -54,8 +54,6 @@ def gone_at(now: float, last_pong_at: float, most_bytes: int) -> float:
         timed.deadline_s
         for timed in shutdown_steps.orphaned(most_bytes)
         if timed.step is ShutdownStep.TERMINATE
-        for timed in shutdown_steps.orphaned(most_bytes)
-        if timed.step is ShutdownStep.TERMINATE
     )
     end_begins_at = max(now, last_pong_at + SILENCE_S)
     return end_begins_at + patience_s + grace_s(most_bytes) + _SLACK_S

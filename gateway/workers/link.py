@@ -49,7 +49,7 @@ _MESSAGES_PER_TURN: Final = 32
 
 
 class LinkOwner(Protocol):
-    """Is event of all that happens on a link."""
+    """Receives all that happens on a link."""
 
     def link_received(self, message: WorkerMessage) -> None: ...
 

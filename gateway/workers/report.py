@@ -22,7 +22,7 @@ _NOISE_BYTES: Final = 64_000_000
 _NOISE_SHARE: Final = 0.05
 
 
-class MemoryState(Struct, rename={"sent_beside_bytes": "sent_beside_bytes"}):
+class MemoryState(Struct):
     """A worker's memory, which the next gateway takes over. `granted_bytes` is the last limit that
     was sent to the worker.
 

@@ -231,7 +231,7 @@ class WholeCalls:
     def _give(self, text: str) -> None:
         try:
             parsed = self._parse(text)
-            calls = [_call(item) for item in (parsed if isinstance(parsed, list) else [parsed])]
+            calls = [_call(call) for call in (parsed if isinstance(parsed, list) else [parsed])]
         except Exception as error:
             # Parsers fail in many ways on what models write. Then the block is text.
             raise BrokenCallError from error

@@ -136,7 +136,9 @@ class BatchedEngine(QueuedEngine):
         if self._rows >= self.most_rows:
             return False
         fetches = self._keeper.fetches if self._keeper is not None else lambda _: False
-        first = next((values for values in self._waiting if not fetches(values.request_id)), None)
+        first = next(
+            (sequence for sequence in self._waiting if not fetches(sequence.request_id)), None
+        )
         return first is not None and not self._fits(len(first.token_ids) + AHEAD_TOKENS)
 
     def _rows_need(self) -> EngineNeed:
@@ -145,8 +147,11 @@ class BatchedEngine(QueuedEngine):
         rows = [row for batch in self._batches for row in batch.rows]
         free_rows = max(0, self.most_rows - len(rows))
         joining = [
-            min(len(values.token_ids) + _HORIZON_TOKENS, len(values.token_ids) + values.max_tokens)
-            for values in list(self._waiting)[:free_rows]
+            min(
+                len(sequence.token_ids) + _HORIZON_TOKENS,
+                len(sequence.token_ids) + sequence.max_tokens,
+            )
+            for sequence in list(self._waiting)[:free_rows]
         ]
         if not rows and not joining:
             return EngineNeed(0, 0, 0)

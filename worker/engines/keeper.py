@@ -332,12 +332,12 @@ class QueuedEngine(ABC):
 
     def remove_hopeless(self) -> list[Sequence]:
         hopeless = [
-            values
-            for values in self._waiting
-            if not self._room.could_hold(len(values.token_ids) + self.ahead_tokens)
+            waiting
+            for waiting in self._waiting
+            if not self._room.could_hold(len(waiting.token_ids) + self.ahead_tokens)
         ]
         if hopeless:
-            self._forget({values.request_id for values in hopeless})
+            self._forget({waiting.request_id for waiting in hopeless})
         return hopeless
 
     def clear_prompts(self) -> int:
@@ -353,7 +353,7 @@ class QueuedEngine(ABC):
     def _forget(self, request_ids: set[str]) -> None:
         """Drop these requests from the queue, and give up reading their blocks."""
         self._waiting = deque(
-            values for values in self._waiting if values.request_id not in request_ids
+            waiting for waiting in self._waiting if waiting.request_id not in request_ids
         )
         for request_id in request_ids:
             self._numbers.pop(request_id, None)

@@ -124,7 +124,7 @@ def compare(errand: Errand) -> None:
     asked = errand.read(Generated)
     loaded = load(asked.source, lambda _done, _total: None, lambda: False)
     prompts = [list(loaded.tokenizer.encode(prompt)) for prompt in asked.prompts]
-    alone = [_texts(loaded, [values], asked.tokens)[0] for values in prompts]
+    alone = [_texts(loaded, [prompt], asked.tokens)[0] for prompt in prompts]
     together = _texts(loaded, prompts, asked.tokens)
     errand.answer(SameText(sum(map(list.__eq__, alone, together)), len(prompts)))
 

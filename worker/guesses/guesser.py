@@ -240,7 +240,7 @@ class BatchGuesser:
         if plan.drafted and self._tried is None:
             self._undrafted = self._draft_tries = 0
         self._tried = None
-        guesses = [values[: plan.width - 1] for values in guesses]
+        guesses = [tokens[: plan.width - 1] for tokens in guesses]
         counts = [
             min(plan.drafted, draft_chance.guesses) if plan.drafts(chance, draft_chance) else 0
             for chance, draft_chance in zip(chances, drafted, strict=True)

@@ -79,12 +79,12 @@ class QuantizingModel:
 
     def make_cache(self) -> list[Any]:
         """New caches for one row, in the order of the layers."""
-        return [_quantized(item, self._bits) for item in make_prompt_cache(self._model)]
+        return [_quantized(layer, self._bits) for layer in make_prompt_cache(self._model)]
 
 
 def _quantized(cache: Any, bits: int) -> Any:
     if isinstance(cache, CacheList):
-        return CacheList(*(_quantized(item, bits) for item in cache.caches))
+        return CacheList(*(_quantized(part, bits) for part in cache.caches))
     return cache if isinstance(cache, RowShifts) else QuantizedCache(bits)
 
 

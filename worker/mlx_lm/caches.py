@@ -156,8 +156,8 @@ def tokens_of(leaf: Any, row: int, begin: int, end: int) -> list[mx.array]:
     if isinstance(leaf, BatchKVCache | RowsCache):
         padding = 0 if isinstance(leaf, RowsCache) else leaf.left_padding.tolist()[row]
         begin, end = begin + padding, end + padding
-        return [item[row : row + 1, :, begin:end] for item in (leaf.keys, leaf.values)]
-    return [item[:, :, begin:end] for item in (leaf.keys, leaf.values)]
+        return [array[row : row + 1, :, begin:end] for array in (leaf.keys, leaf.values)]
+    return [array[:, :, begin:end] for array in (leaf.keys, leaf.values)]
 
 
 def gather(leaf: Any, rows: mx.array, tokens: mx.array) -> tuple[mx.array, ...]:
@@ -207,13 +207,13 @@ def takes_padding(model: Any) -> bool:
     alone = in_small_steps(make_caches(model))
     padded = in_small_steps([type(cache).merge([cache, cache]) for cache in make_caches(model)])
     mx.eval(model(mx.array([[1, 2]]), cache=alone), model(mx.array([[1, 2]] * 2), cache=padded))
-    for item in padded:
-        item.finalize()
-        item.prepare(lengths=[1, 4], right_padding=[3, 0])
+    for layer in padded:
+        layer.finalize()
+        layer.prepare(lengths=[1, 4], right_padding=[3, 0])
     tokens = mx.array([[3, 0, 0, 0], [3, 4, 5, 6]])
     mx.eval(model(tokens[:1, :1], cache=alone), model(tokens, cache=padded))
-    for item in padded:
-        item.finalize()
+    for layer in padded:
+        layer.finalize()
     states = zip(leaves_of(alone), leaves_of(padded), strict=True)
     return all(
         mx.allclose(alone_state, padded_state[:1], rtol=1e-2, atol=1e-3).item()
@@ -248,13 +248,13 @@ def _in_chunks(model: Any, chunks: Iterable[Sequence[list[int]]]) -> mx.array:
         batch = batch or in_small_steps(
             [type(cache).merge([cache] * len(rows)) for cache in make_caches(model)]
         )
-        lengths = [len(values) for values in rows]
+        lengths = [len(tokens) for tokens in rows]
         padding = [max(lengths) - length for length in lengths]
-        for item in batch:
-            item.prepare(lengths=lengths, right_padding=padding)
+        for layer in batch:
+            layer.prepare(lengths=lengths, right_padding=padding)
         padded = [row + [0] * gap for row, gap in zip(rows, padding, strict=True)]
         logits: mx.array = model(mx.array(padded), cache=batch)
-        mx.eval(logits, [item.state for item in batch])
-        for item in batch:
-            item.finalize()
+        mx.eval(logits, [layer.state for layer in batch])
+        for layer in batch:
+            layer.finalize()
     return logits[:, -1]

@@ -107,7 +107,7 @@ class DecodingRow:
         """The logits of the next token, (1, vocabulary), after `more` tokens than are known."""
         if self._prompt is None:
             return logits
-        after = [mx.array(item, dtype=mx.int32) for item in (self.tokens, more)]
+        after = [mx.array(tokens, dtype=mx.int32) for tokens in (self.tokens, more)]
         tokens = mx.concatenate([self._prompt, *after])
         for processor in self.processors:
             logits = processor(tokens, logits)

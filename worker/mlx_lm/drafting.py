@@ -126,11 +126,11 @@ class Drafting:
         assert self._group is not None
         reserve(self._group.leaves, max(map(len, behind)) + most)
         if max(map(len, behind)) > usual:
-            self._see(all_rows, [item[:-usual] for item in behind])
+            self._see(all_rows, [tokens[:-usual] for tokens in behind])
             begun = True
         made = self._chain(
             all_rows,
-            [item[-usual:] for item in behind],
+            [tokens[-usual:] for tokens in behind],
             places,
             most,
             choose([self._rows[place].uid for place in places]),
@@ -233,10 +233,10 @@ class Drafting:
         logits, hidden = self._see(all_rows, behind)
         logits = logits[rows, mx.array([len(behind[place]) - 1 for place in places])]
         if hidden is not None:
-            lasts = mx.array([max(0, len(item) - 1) for item in behind])
+            lasts = mx.array([max(0, len(tokens) - 1) for tokens in behind])
             hidden = hidden[mx.arange(len(behind)), lasts][:, None]
         made = [draw(logits)]
-        grown = [int(bool(item)) for item in behind]
+        grown = [int(bool(tokens)) for tokens in behind]
         for _ in range(most - 1):
             mx.async_eval(made[-1])  # type: ignore[no-untyped-call]  # MLX's own stubs
             tokens = mx.zeros(len(behind), dtype=made[-1].dtype)

@@ -80,7 +80,7 @@ class Reads:
         if self._unread is None:
             # Drop the list, so that it keeps no arrays alive once they are used.
             self._unread, self._arrays = _by_operation(self._arrays), []
-        sources = (self._unread.pop(item, None) for item in _READ.findall(_graph(array)))
+        sources = (self._unread.pop(source, None) for source in _READ.findall(_graph(array)))
         return [source for source in sources if source is not None]
 
 

@@ -177,7 +177,7 @@ class Gemma3Encoder(nn.Module):
         places = mx.arange(tokens.shape[1])
         near = mx.abs(places[:, None] - places[None, :]) < self._reach
         known = mx.broadcast_to(mask[:, None, None, :] > 0, (len(mask), 1, *near.shape))
-        masks = [mx.where(item, 0, MASKED).astype(states.dtype) for item in (known, known & near)]
+        masks = [mx.where(mask, 0, MASKED).astype(states.dtype) for mask in (known, known & near)]
         pattern = self._arguments.sliding_window_pattern
         for index, layer in enumerate(self.model.layers):
             states = layer(states, masks[(index + 1) % pattern > 0], None)

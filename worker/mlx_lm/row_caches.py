@@ -312,7 +312,7 @@ def changed(change: Callable[..., Any], *lists: Sequence[Any]) -> list[Any]:
         made.caches = tuple(changed(change, *(cache.caches for cache in caches)))
         return made
 
-    return [one(*pair) for pair in zip(*lists, strict=True)]
+    return [one(*caches) for caches in zip(*lists, strict=True)]
 
 
 def _of(cache: Any, lengths: dict[int | None, RowLengths]) -> Any:
@@ -321,8 +321,8 @@ def _of(cache: Any, lengths: dict[int | None, RowLengths]) -> Any:
     if isinstance(cache, BatchRotatingKVCache):
         cache._temporal_order()
     window = cache.max_size if isinstance(cache, BatchRotatingKVCache) else None
-    padding = [max(0, item) for item in cache.left_padding.tolist()]
-    slots = [cache._idx - item for item in padding]
+    padding = [max(0, columns) for columns in cache.left_padding.tolist()]
+    slots = [cache._idx - columns for columns in padding]
     tokens = cache.offset.tolist()
     if window not in lengths:
         lengths[window] = RowLengths(tokens, window)

@@ -121,9 +121,9 @@ class DecodingRows:
         self._draw_next(mx.array([row.prompt[-1] for row in rows]), begins=True)
         self._advance([1] * len(rows))
         self._groups = [RowGroup(rows_caches(self.prompt_cache), len(rows))]
-        for item in self._shared:
-            if isinstance(item, ArraysCache):
-                item.finalize()
+        for cache in self._shared:
+            if isinstance(cache, ArraysCache):
+                cache.finalize()
 
     def extend(self, other: DecodingRows) -> None:
         """Take in the rows of another batch."""
@@ -227,8 +227,8 @@ class DecodingRows:
         if order == list(range(len(self._rows))):
             return
         self._rows = [self._rows[place] for place in order]
-        for item in self._shared:
-            item.filter(order)
+        for cache in self._shared:
+            cache.filter(order)
         if self._drawn is not None:
             self._drawn = self._drawn[mx.array(order)]
 
@@ -339,11 +339,11 @@ class DecodingRows:
             [*row.tokens[len(row.tokens) - row.unseen :], *row_guesses]
             for row, row_guesses in zip(rows, guesses, strict=True)
         ]
-        lengths = [len(values) for values in fed]
+        lengths = [len(tokens) for tokens in fed]
         width = max(lengths)
         state = self._recurrent(lengths)
         logits, states = self._forward(
-            mx.array([values + [0] * (width - len(values)) for values in fed])
+            mx.array([tokens + [0] * (width - len(tokens)) for tokens in fed])
         )
         if state is not None and min(lengths) < width:
             for cache in state.caches:

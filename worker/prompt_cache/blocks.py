@@ -210,7 +210,7 @@ def _flatten(value: Any, arrays: list[mx.array]) -> Any:
         arrays.append(value)
         return {"array": len(arrays) - 1}
     if isinstance(value, list | tuple):
-        return [_flatten(item, arrays) for item in value]
+        return [_flatten(part, arrays) for part in value]
     return value
 
 
@@ -219,7 +219,7 @@ def _unflatten(value: Any, arrays: Sequence[mx.array]) -> Any:
         # A copy, since a model writes into the arrays of its cache.
         return mx.array(arrays[value["array"]])
     if isinstance(value, list):
-        return [_unflatten(item, arrays) for item in value]
+        return [_unflatten(part, arrays) for part in value]
     return value
 
 

@@ -264,7 +264,7 @@ class MeasuredSpeeds:
         """The speeds, if they have changed much since the last call."""
         now = Speeds(self.read_bytes_per_s, self.prefill_tokens_per_s, self.step_seconds)
         if now.step_seconds == self._reported.step_seconds and not any(
-            _differs(*pair) for pair in zip(now[:2], self._reported[:2], strict=True)
+            _differs(*figures) for figures in zip(now[:2], self._reported[:2], strict=True)
         ):
             return None
         self._reported = now

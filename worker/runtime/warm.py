@@ -256,8 +256,8 @@ def _parts(
             for index, setting in enumerate(settings)
         ]
         if tokens == _PROMPT_TOKENS[0]:
-            for values in sampled:
-                yield WarmPart([values])
+            for rows in sampled:
+                yield WarmPart([rows])
             yield WarmPart(sampled)
         yield WarmPart([greedy, *sampled])
         seconds = yield WarmPart([greedy])

@@ -58,7 +58,7 @@ class Adjustments:
     @property
     def phrases(self) -> tuple[tuple[int, ...], ...]:
         """The banned sequences of more than one token."""
-        return tuple(pair for pair in self.banned if len(pair) > 1)
+        return tuple(words for words in self.banned if len(words) > 1)
 
     def make_history(self, token_ids: mx.array, vocabulary: int) -> TokenHistory:
         """The history of a sequence. `token_ids`: (tokens,), of prompt and answer."""
@@ -82,7 +82,7 @@ class Adjustments:
 
     def _bias(self, vocabulary: int) -> mx.array | None:
         """The adjustments that are the same for each token of the answer, (vocabulary,)."""
-        words = [pair[0] for pair in self.banned if len(pair) == 1]
+        words = [words[0] for words in self.banned if len(words) == 1]
         if not (self.logit_bias or self.allowed or words):
             return None
         bias = mx.zeros(vocabulary)
@@ -148,7 +148,7 @@ def make_adjustments(
         presence_penalty=sampling.presence_penalty,
         logit_bias=sampling.logit_bias,
         allowed=sampling.allowed_token_ids,
-        banned=tuple(tuple(values) for values in banned),
+        banned=tuple(tuple(words) for words in banned),
         min_tokens=sampling.min_tokens if ends else 0,
         ends=tuple(ends),
     )

@@ -286,7 +286,7 @@ class _Pass(Generic[Key]):
         token_masses = masses(
             logprobs, largest, self._inverse_temperatures, least_allowed, on_cpu=self._on_cpu
         )
-        numbers = [uniforms(*pair) for pair in zip(self._streams, positions, strict=True)]
+        numbers = [uniforms(*place) for place in zip(self._streams, positions, strict=True)]
         return draw(token_masses, mx.array(numbers))
 
 

@@ -76,8 +76,8 @@ class Scores:
                 ids, logprobs = likeliest
                 # Equally likely tokens are sorted by id, so that their order never differs.
                 pairs = [
-                    sorted(zip(*item, strict=True), key=lambda pair: (-pair[1], pair[0]))
-                    for item in zip(ids, logprobs, strict=True)
+                    sorted(zip(*scored, strict=True), key=lambda pair: (-pair[1], pair[0]))
+                    for scored in zip(ids, logprobs, strict=True)
                 ]
             else:
                 pairs = [[] for _ in chosen]
@@ -206,7 +206,7 @@ def _speller(tokenizer: Any) -> Callable[[str], bytes] | None:
     and the tokenizer must decode the token.
     """
     decoder = decoder_of(tokenizer)
-    kinds = {item.get("type") for item in [decoder, *decoder.get("decoders", [])]}
+    kinds = {part.get("type") for part in [decoder, *decoder.get("decoders", [])]}
     if "ByteLevel" in kinds:
         return _of_byte_level
     if kinds & {"ByteFallback", "Metaspace", "Replace"}:
@@ -237,7 +237,7 @@ def _byte_alphabet() -> dict[str, int]:
     """
     printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [index for index in range(256) if index not in printed]
-    alphabet = {chr(item): item for item in printed}
+    alphabet = {chr(byte): byte for byte in printed}
     return alphabet | {chr(256 + place): other for place, other in enumerate(others)}
 
 

@@ -279,8 +279,8 @@ def functions_of(tools: Tools) -> list[Function]:
         ConstraintError: no function may be called.
     """
     functions = []
-    for item in tools.known:
-        function = item.get("function", item)
+    for tool in tools.known:
+        function = tool.get("function", tool)
         if tools.name is not None and function["name"] != tools.name:
             continue
         schema = function.get("parameters")

@@ -215,7 +215,7 @@ def template_text(tokenizer: Any) -> str:
     """The sources of all chat templates that a tokenizer has."""
     template = tokenizer.chat_template
     if isinstance(template, dict):
-        return "\n".join(str(item) for item in template.values())
+        return "\n".join(str(body) for body in template.values())
     return template if isinstance(template, str) else ""
 
 

@@ -109,4 +109,4 @@ def _end_of(prompt_ids: list[int], tokenizer: Any, keeping: tuple[str, ...]) -> 
 
 def _is_part(token_id: int, tokenizer: Any, keeping: tuple[str, ...]) -> bool:
     text = str(tokenizer.decode([token_id]))
-    return any(text in item for item in keeping)
+    return any(text in kept_text for kept_text in keeping)

@@ -294,8 +294,8 @@ class TagSplitter(Splitter):
                 self._fresh = self._fresh and text.isspace()
                 *lines, line = (self._line + text).split("\n")
                 self._line = line[:_MOST_LINE_CHARACTERS]
-                for item in lines:
-                    self._record_fence(item)
+                for ended in lines:
+                    self._record_fence(ended)
                 self._assembly.text(text)
             case "reasoning" if self._draft is not None:
                 self._draft += text

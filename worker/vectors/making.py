@@ -221,7 +221,7 @@ class VectorTokenizer:
         if kind == "cosine":
             asked = self._tokens([query], self._prompt(None, "query"), most, cut)
             return asked + self._tokens(inputs, self._prompt(None, "document"), most, cut)
-        documents = [_text(item) for item in inputs]
+        documents = [_text(document) for document in inputs]
         if self._pairs:
             return self._encode([(query.text, document) for document in documents], most, cut)
         return [self._question(query.text, text, cut) for text in documents]
@@ -238,12 +238,12 @@ class VectorTokenizer:
         encoded = iter(self._encode(texts, most, cut))
         skipped = 0 if self._recipe.with_prompt or not prompt else self._prompt_tokens(prompt)
         tokenized = []
-        for item in inputs:
-            if isinstance(item, TextPrompt):
+        for document in inputs:
+            if isinstance(document, TextPrompt):
                 text = next(encoded)
                 tokenized.append(TokenizedText(text.token_ids, text.types, skipped))
             else:
-                tokenized.append(TokenizedText(_unpack(item.token_ids)[:cut]))
+                tokenized.append(TokenizedText(_unpack(document.token_ids)[:cut]))
         return tokenized
 
     def _encode(self, texts: Sequence[Any], most: int, cut: int | None) -> list[TokenizedText]:
@@ -301,9 +301,9 @@ class VectorTokenizer:
                     "prompt_name",
                 )
             return prompts[name]
-        for item in _ROLES.get(role or "", ()):
-            if item in prompts:
-                return prompts[item]
+        for prefix in _ROLES.get(role or "", ()):
+            if prefix in prompts:
+                return prompts[prefix]
         return prompts.get(self._recipe.default_prompt or "", "")
 
     def _check(self, text: TokenizedText, where: str, most: int, context: Context) -> None:

@@ -56,7 +56,7 @@ class PictureProcessor:
             raise UnusablePicturesError(str(error)) from error
         arrays = {name: _numpy(item) for name, item in made.items() if item is not None}
         arrays.pop(_MASK, None)
-        token_ids = [int(item) for item in arrays.pop(_IDS)[0]]
+        token_ids = [int(token_id) for token_id in arrays.pop(_IDS)[0]]
         picture_token = mlx_vlm.picture_token(self._processor, self._config)
         seen = find_pictures(token_ids, picture_token, pictures)
         return token_ids, PictureInputs(arrays, len(token_ids), seen)

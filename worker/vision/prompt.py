@@ -119,7 +119,7 @@ class EmbeddedPrompt:
         parts = []
         if self.shift is not None:
             shift_row(cache, self.shift)
-        layers = [item for item in cache if not isinstance(item, RowShifts)]
+        layers = [layer for layer in cache if not isinstance(layer, RowShifts)]
         if inside:
             parts.append(self._compute_prompt(tokens[:, :inside], begin, layers))
         if inside < count:

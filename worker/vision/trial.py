@@ -73,7 +73,7 @@ def _agrees(model: Any) -> bool:
             (narrow[row : row + 1], logits[size - 1 : size]),
             (wide[row * steps : (row + 1) * steps], logits[size:]),
         ]
-        if not all(_alike(*pair) for pair in pairs):
+        if not all(_alike(*texts) for texts in pairs):
             return False
     return _shifts_count(model)
 
@@ -84,13 +84,13 @@ def _compute_prompts(model: Any) -> tuple[mx.array, list[Any]]:
     width = max(lengths)
     batch = [type(item).merge([item, again]) for item, again in _pairs(model)]
     padding = [width - length for length in lengths]
-    for item in batch:
-        item.prepare(lengths=lengths, right_padding=padding)
-    tokens = mx.array([[*pair[:-1], *[0] * (width - len(pair) + 1)] for pair in _PROMPTS])
+    for layer in batch:
+        layer.prepare(lengths=lengths, right_padding=padding)
+    tokens = mx.array([[*prompt[:-1], *[0] * (width - len(prompt) + 1)] for prompt in _PROMPTS])
     logits = model(tokens, cache=batch)
-    mx.eval(logits, [item.state for item in batch])
-    for item in batch:
-        item.finalize()
+    mx.eval(logits, [layer.state for layer in batch])
+    for layer in batch:
+        layer.finalize()
     return logits, batch
 
 

@@ -404,7 +404,7 @@ def _neutral(parameter: Parameter, text: Raw) -> bool:
         value = msgspec.json.decode(text)
     except msgspec.DecodeError:
         return False
-    return value is None or any(_same(value, item) for item in parameter.neutral)
+    return value is None or any(_same(value, neutral) for neutral in parameter.neutral)
 
 
 def _same(value: object, neutral: object) -> bool:

@@ -89,7 +89,7 @@ def is_public(text: str, excluded: Collection[Network] = ()) -> bool:
         special = address not in _UNICAST or any(address in network for network in _SPECIAL_IPV6)
     else:
         special = any(address in ipv4_network for ipv4_network in _SPECIAL_IPV4)
-    return not special and not any(address in item for item in excluded)
+    return not special and not any(address in network for network in excluded)
 
 
 def own_networks() -> list[Network]:

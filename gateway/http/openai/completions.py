@@ -98,12 +98,12 @@ def parse_inputs(raw: Raw, param: str, most: int) -> list[Input]:
             return [TextPrompt(msgspec.json.decode(text, type=str))]
         if inner.startswith(b'"'):
             _check_number(count_strings(text, most), param, most)
-            return [TextPrompt(item) for item in msgspec.json.decode(text, type=list[str])]
+            return [TextPrompt(prompt) for prompt in msgspec.json.decode(text, type=list[str])]
         if inner.startswith(b"["):
             _check_number(text.count(b"[") - 1, param, most)
             _check_tokens(text, param)
             lists = with_whole_numbers(text, list[list[int]])
-            return [_tokens(values, param) for values in lists]
+            return [_tokens(token_ids, param) for token_ids in lists]
         if inner and not inner.startswith(b"]"):
             _check_tokens(text, param)
             return [_tokens(with_whole_numbers(text, list[int]), param)]

@@ -269,7 +269,7 @@ def _shown(tool: Tool) -> dict[str, Any]:
             asked = tool.format if given(tool.format) else {"type": "text"}
             shown |= {"description": tool.description or "", "format": asked}
         case "namespace":
-            members = [_shown(item) for item in tool.tools or () if runs_here(item)]
+            members = [_shown(member) for member in tool.tools or () if runs_here(member)]
             shown |= {"description": tool.description or "", "tools": members}
         case "tool_search":
             return {**shown, "execution": "client", "parameters": tool.parameters}

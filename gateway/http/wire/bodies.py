@@ -38,7 +38,7 @@ def allowed_values(kind: Any, path: str) -> str:
         kinds = [alternative for kind in kinds for alternative in _alternatives(kind)]
         if name and place == len(steps) - 1 and (tags := list(_tags(kinds, name))):
             return _listed(tags)
-        kinds = [item for kind in kinds for item in _within(kind, name)]
+        kinds = [item for inner in kinds for item in _within(inner, name)]
     values = (alternative for kind in kinds for alternative in _alternatives(kind))
     return _listed(
         [value for kind in values if isinstance(kind, inspect.LiteralType) for value in kind.values]
@@ -48,8 +48,8 @@ def allowed_values(kind: Any, path: str) -> str:
 def _alternatives(kind: inspect.Type) -> Iterator[inspect.Type]:
     match kind:
         case inspect.UnionType(types):
-            for item in types:
-                yield from _alternatives(item)
+            for member in types:
+                yield from _alternatives(member)
         case inspect.Metadata(type=inner):
             yield from _alternatives(inner)
         case _:

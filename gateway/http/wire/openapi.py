@@ -254,9 +254,9 @@ def _types(route: Described) -> Iterator[Any]:
     operation = route.operation
     yield envelope_type(route.path)
     wanted = (operation.body, operation.answer, operation.events, *operation.others.values())
-    for item in wanted:
-        if item is not None and not isinstance(item, str):
-            yield item
+    for kind in wanted:
+        if kind is not None and not isinstance(kind, str):
+            yield kind
 
 
 def _operation(route: Described, known: dict[Any, Any]) -> dict[str, Any]:
