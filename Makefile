@@ -151,6 +151,7 @@ check: $(VENV)/.dev
 	$(BIN)/mypy --platform linux
 	$(BIN)/mypy --platform darwin
 	$(BIN)/lint-imports
+	$(BIN)/python -m docs.words
 
 # docs/rooms.md: which room imports which.
 rooms: $(VENV)/.dev

@@ -73,9 +73,9 @@ def _measure(parsed: argparse.Namespace) -> Report:
         idle_cpu = schedule.idle_cpu()
         load_before = os.getloadavg()[0]
         rounds = []
-        for each in schedule.run(parsed.rounds):
-            _show(each)
-            rounds.append(each)
+        for item in schedule.run(parsed.rounds):
+            _show(item)
+            rounds.append(item)
         return Report(
             machine=describe_machine(),
             model="tiny" if parsed.model is None else parsed.model.name,
@@ -122,8 +122,8 @@ class Schedule:
         """Load the models, and throw one round away."""
         for streams in self._stream_counts:
             for subject in self._subjects:
-                subject.generate(self._prompts.take(streams), self._tokens)
-                subject.generate(sampled(self._prompts.take(streams)), self._tokens)
+                subject.generate(self._prompts.draw(streams), self._tokens)
+                subject.generate(sampled(self._prompts.draw(streams)), self._tokens)
 
     def idle_cpu(self) -> dict[str, float]:
         """The share of one core that each process takes while there are no requests."""
@@ -139,8 +139,8 @@ class Schedule:
         for number in range(rounds):
             for streams in self._stream_counts:
                 for prompts in (
-                    self._prompts.take(streams),
-                    sampled(self._prompts.take(streams)),
+                    self._prompts.draw(streams),
+                    sampled(self._prompts.draw(streams)),
                 ):
                     for subject in self._subjects:
                         yield self._turn(number, subject, prompts)
@@ -154,7 +154,7 @@ class Schedule:
         health_s = []
         if isinstance(subject, MeasuredServer) and not isinstance(prompts, Sampled):
             health_s = subject.probe_health(
-                lambda: self._prompts.take(streams), self._tokens, _PROBED_S
+                lambda: self._prompts.draw(streams), self._tokens, _PROBED_S
             )
         return Round(
             number=number,

@@ -85,8 +85,8 @@ def _print(sessions: dict[str, list[AgentRun]]) -> None:
     print("| | session (s) | first turn's first text (s) | later turns', median (s) |")
     print("| --- | ---: | ---: | ---: |")
     for name, all_ in sessions.items():
-        first = statistics.median(each.first_s[0] for each in all_)
-        later = statistics.median(s for each in all_ for s in each.first_s[1:])
+        first = statistics.median(run.first_s[0] for run in all_)
+        later = statistics.median(s for agent_run in all_ for s in agent_run.first_s[1:])
         print(f"| {name} | {walls[name]:.1f} | {first:.2f} | {later:.3f} |")
     ours = walls[BulkheadServer.name]
     print(
@@ -141,14 +141,14 @@ def _measure(folder: Path, parsed: argparse.Namespace) -> dict[str, list[AgentRu
 def _session(
     server: MeasuredServer, words: RandomText, parsed: argparse.Namespace, *, swaps: bool
 ) -> AgentRun:
-    prompt = words.take(parsed.system)
+    prompt = words.draw(parsed.system)
     session = AgentRun([], [])
     for turn in range(parsed.turns):
         if swaps and turn:
             order(server.address, server.model, "unload")
             ask(server.address, "other", "Good morning.", 8)
             order(server.address, "other", "unload")
-        prompt += words.take(parsed.result)
+        prompt += words.draw(parsed.result)
         made = ask(server.address, server.model, prompt, parsed.answer)
         session.first_s.append(made.first_s)
         session.turns_s.append(made.whole_s)
@@ -157,11 +157,11 @@ def _session(
 
 
 def _alone(loop: Kept, words: RandomText, parsed: argparse.Namespace) -> AgentRun:
-    loop.begin()
+    loop.restart()
     session = AgentRun([], [])
-    text = words.take(parsed.system)
+    text = words.draw(parsed.system)
     for _ in range(parsed.turns):
-        made = loop.ask(text + words.take(parsed.result), parsed.answer)
+        made = loop.ask(text + words.draw(parsed.result), parsed.answer)
         session.first_s.append(made.first_s)
         session.turns_s.append(made.whole_s)
         text = ""

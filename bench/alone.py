@@ -48,14 +48,14 @@ def main() -> int:
                 rates: list[tuple[float, float]] = []
                 # The first one isn't counted: it loads the model.
                 for _ in range(parsed.rounds + 1):
-                    prompt = words.take(length)
-                    loop.begin()
+                    prompt = words.draw(length)
+                    loop.restart()
                     made = (
                         loop.ask(prompt, parsed.tokens),
                         ask(server.address, server.model, prompt, parsed.tokens),
                     )
                     rates.append((_rate(made[0], parsed.tokens), _rate(made[1], parsed.tokens)))
-                theirs, ours = (statistics.median(each) for each in zip(*rates[1:], strict=True))
+                theirs, ours = (statistics.median(pair) for pair in zip(*rates[1:], strict=True))
                 ratio = statistics.median(two / one for one, two in rates[1:])
                 print(f"| {length} | {theirs:.0f} | {ours:.0f} | {ratio:.2f} |", flush=True)
         except (FailedError, OSError) as error:

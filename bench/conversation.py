@@ -34,7 +34,7 @@ class RandomText:
         source = Path(__file__).parent.parent / "README.md"
         self._words = source.read_text("utf-8").split()
 
-    def take(self, tokens: int) -> str:
+    def draw(self, tokens: int) -> str:
         text = " ".join(self._random.choices(self._words, k=tokens))
         offsets = self._tokenizer.encode(text).offsets
         return text[: offsets[min(tokens, len(offsets)) - 1][1]]

@@ -79,8 +79,8 @@ def make_copying_model(folder: Path, sizes: dict[str, int] = COPYING, bits: int 
     }
     model = qwen3.Model(qwen3.ModelArgs.from_dict(config))
     kind = mx.float32 if bits == 32 else mx.bfloat16
-    model.update(tree_map(lambda each: mx.zeros(each.shape, kind), model.parameters()))
-    weights = {name: mx.array(each).astype(kind) for name, each in _weights(config).items()}
+    model.update(tree_map(lambda item: mx.zeros(item.shape, kind), model.parameters()))
+    weights = {name: mx.array(weight).astype(kind) for name, weight in _weights(config).items()}
     model.load_weights(list(weights.items()), strict=False)
     if bits < 16:
         nn.quantize(model, group_size=64, bits=bits)
@@ -123,7 +123,7 @@ def _weights(config: dict[str, Any]) -> dict[str, Any]:
         "lm_head.weight": head,
     }
     for number, layer in enumerate((induction.looking_back(), induction.finding())):
-        made |= {f"model.layers.{number}.{name}": each for name, each in layer.items()}
+        made |= {f"model.layers.{number}.{name}": ndarray for name, ndarray in layer.items()}
     return made
 
 
@@ -134,10 +134,10 @@ def _tokenizer() -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=_TOKENS,
-        special_tokens=[AddedToken(each, special=each != "</change>") for each in _SPECIAL],
+        special_tokens=[AddedToken(text, special=text != "</change>") for text in _SPECIAL],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     sources = sorted(Path(__file__).parent.parent.glob("gateway/**/*.py"))
-    tokenizer.train_from_iterator((each.read_text("utf-8") for each in sources), trainer)
+    tokenizer.train_from_iterator((source.read_text("utf-8") for source in sources), trainer)
     return tokenizer

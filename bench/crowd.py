@@ -38,7 +38,7 @@ def _short(chance: random.Random, streams: int) -> list[list[int]]:
 def _mixed(chance: random.Random, streams: int) -> list[list[int]]:
     """One in eight is as long as the longest."""
     lengths = [_LENGTHS[-1] if i % 8 == 0 else chance.choice(_LENGTHS[:-1]) for i in range(streams)]
-    return [[chance.choice(_VOCABULARY) for _ in range(each)] for each in lengths]
+    return [[chance.choice(_VOCABULARY) for _ in range(length)] for length in lengths]
 
 
 _SAMPLED: Final = "sampled"
@@ -83,7 +83,7 @@ def main() -> int:
                         different = sampled(prompts)
                         turns = [(raw, different), (bulkhead, different), (bulkhead, prompts)]
                     rounds.append(
-                        tuple(subject.generate(each, parsed.tokens) for subject, each in turns)
+                        tuple(subject.generate(values, parsed.tokens) for subject, values in turns)
                     )
                     _show(name, rounds[-1])
                 print(_row(name, rounds[1:]), flush=True)
@@ -109,17 +109,17 @@ def _build(folder: Path, parsed: argparse.Namespace) -> Path:
 def _show(name: str, generations: tuple[Generation, ...]) -> None:
     """Progress, on stderr: the table alone is the output."""
     shown = ", ".join(
-        f"{each.tokens_per_s:.0f} tokens/s, first within {max(each.first_token_s):.2f} s"
-        for each in generations
+        f"{run.tokens_per_s:.0f} tokens/s, first within {max(run.first_token_s):.2f} s"
+        for run in generations
     )
     print(f"{name}: {shown}", file=sys.stderr)
 
 
 def _row(name: str, rounds: list[tuple[Generation, ...]]) -> str:
     first = [
-        statistics.median(max(g.first_token_s) for g in each) for each in zip(*rounds, strict=True)
+        statistics.median(max(g.first_token_s) for g in pair) for pair in zip(*rounds, strict=True)
     ]
-    rate = [statistics.median(g.tokens_per_s for g in each) for each in zip(*rounds, strict=True)]
+    rate = [statistics.median(g.tokens_per_s for g in pair) for pair in zip(*rounds, strict=True)]
     of_greedy = f"{rate[1] / rate[2]:.2f}" if len(rate) > 2 else ""
     return (
         f"| {name} | {first[1]:.2f} | {first[0]:.2f} | {first[1] / first[0]:.2f} "

@@ -73,15 +73,17 @@ def measure_editing(folder: Path, parsed: argparse.Namespace) -> dict[str, list[
 
 
 def print_editing(rounds: dict[str, list[Agents]]) -> None:
-    walls = {name: statistics.median(each.wall_s for each in all_) for name, all_ in rounds.items()}
+    walls = {
+        name: statistics.median(agents.wall_s for agents in all_) for name, all_ in rounds.items()
+    }
     print(
         "| edits | session (s) | first text (s) | rest of an answer (s) | characters/s | expected |"
     )
     print("| --- | ---: | ---: | ---: | ---: | ---: |")
     for name, all_ in rounds.items():
         runs = [run for agents in all_ for run in agents.runs]
-        first = [each for run in runs for each in run.first_s]
-        answers = [each for run in runs for each in run.answers_s]
+        first = [number for run in runs for number in run.first_s]
+        answers = [number for run in runs for number in run.answers_s]
         rest = [whole - until for until, whole in zip(first, answers, strict=True)]
         rate = sum(run.characters for run in runs) / sum(rest)
         expected = sum(run.expected for run in runs) / len(answers)
@@ -126,7 +128,9 @@ def _servers(
 def _taking_turns(folder: Path, models: list[Path]) -> Path:
     """A configuration by which one of the models is loaded at a time."""
     names = _NAMES[: len(models)]
-    tables = [f'[models.{name}]\npath = "{each}"' for name, each in zip(names, models, strict=True)]
+    tables = [
+        f'[models.{name}]\npath = "{model}"' for name, model in zip(names, models, strict=True)
+    ]
     members = ", ".join(f'"{name}"' for name in names)
     path = folder / "editing.toml"
     group = f"[groups.agents]\nmodels = [{members}]\nswap = true"
@@ -140,7 +144,7 @@ def _names(server: MeasuredServer, models: list[Path]) -> list[str]:
     """
     if isinstance(server, BulkheadServer):
         return list(_NAMES[: len(models)])
-    return [server.model, *(str(each) for each in models[1:])]
+    return [server.model, *(str(model) for model in models[1:])]
 
 
 def _agents(
@@ -152,7 +156,7 @@ def _agents(
             threads.submit(_session, server, name, models[0], parsed, number * len(models) + agent)
             for agent, name in enumerate(_names(server, models))
         ]
-        runs = [each.result() for each in running]
+        runs = [future.result() for future in running]
         return Agents(time.perf_counter() - began, runs)
 
 

@@ -67,7 +67,7 @@ class Edits:
         """
         lines = path.read_text("utf-8").splitlines()[: self._lines]
         place = next(
-            filter(lambda each: _can_change(lines, each), range(len(lines) // 2, 0, -1)), 0
+            filter(lambda number: _can_change(lines, number), range(len(lines) // 2, 0, -1)), 0
         )
         if len(lines) < self._lines or not place:
             return None
@@ -75,12 +75,12 @@ class Edits:
         name = str(path.relative_to(_ROOT))
         if patched:
             expected = _patch(name, lines, changed)
-            asked = [*_shown("diff", name, expected), _said("user", "Apply this patch.")]
+            asked = [*_shown("diff", name, expected), _message("user", "Apply this patch.")]
         else:
             expected = _text(changed)
             around = changed[place - CONTEXT_LINES : place + CONTEXT_LINES + 1]
             order = f"Write {name} with this.\n<change>\n{_text(around).rstrip()}</change>"
-            asked = [*_shown("read_file", name, _text(lines)), _said("user", order)]
+            asked = [*_shown("read_file", name, _text(lines)), _message("user", order)]
         tokens = self._tokenizer.encode(expected).ids
         return Turn(asked, expected, len(tokens)) if _says_nothing_twice(tokens) else None
 
@@ -95,7 +95,7 @@ def _can_change(lines: list[str], place: int) -> bool:
 
 def _changed(line: str) -> str:
     """The line with its last name changed."""
-    end = [each.end() for each in _NAME.finditer(line)][-1]
+    end = [match.end() for match in _NAME.finditer(line)][-1]
     return f"{line[:end]}_again{line[end:]}"
 
 
@@ -110,13 +110,13 @@ def _shown(tool: str, name: str, result: str) -> list[Message]:
     function = {"name": tool, "arguments": json.dumps({"path": name})}
     call = {"id": f"call_{name}", "type": "function", "function": function}
     return [
-        _said("user", f"Have a look at {name}."),
+        _message("user", f"Have a look at {name}."),
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": call["id"], "content": result},
     ]
 
 
-def _said(role: str, content: str) -> Message:
+def _message(role: str, content: str) -> Message:
     return {"role": role, "content": content}
 
 
@@ -125,5 +125,5 @@ def _text(lines: list[str]) -> str:
 
 
 def _says_nothing_twice(tokens: list[int]) -> bool:
-    runs = [tuple(tokens[at : at + _COMPARED]) for at in range(len(tokens) - _COMPARED)]
+    runs = [tuple(tokens[index : index + _COMPARED]) for index in range(len(tokens) - _COMPARED)]
     return len(set(runs)) == len(runs)

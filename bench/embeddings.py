@@ -50,7 +50,7 @@ def main() -> int:
     subjects = {f"mlx-embeddings, {size} a batch": _library(folder, size) for size in _BATCHES}
     gateway = Gateway(models=(f"{folder}=model",))
     try:
-        subjects["Bulkhead"] = lambda each: _ask(gateway, each)
+        subjects["Bulkhead"] = lambda values: _ask(gateway, values)
         rates = _measure(subjects, texts, parsed.rounds)
     finally:
         gateway.stop()
@@ -73,8 +73,8 @@ def _measure(
 ) -> dict[str, float]:
     """Texts a second of each subject. Their vectors must be the same."""
     vectors = [make(texts[:8]) for make in subjects.values()]
-    for each in vectors[1:]:
-        np.testing.assert_allclose(each, vectors[0], atol=1e-3)
+    for vector in vectors[1:]:
+        np.testing.assert_allclose(vector, vectors[0], atol=1e-3)
     rates: dict[str, list[float]] = {name: [] for name in subjects}
     for number in range(rounds):
         for name, make in subjects.items():
@@ -82,7 +82,7 @@ def _measure(
             make(texts)
             rates[name].append(len(texts) / (time.perf_counter() - began))
             print(f"{number}: {name}: {rates[name][-1]:.1f}", file=sys.stderr)
-    return {name: statistics.median(each) for name, each in rates.items()}
+    return {name: statistics.median(rate) for name, rate in rates.items()}
 
 
 def _library(folder: Path, size: int) -> Callable[[list[str]], np.ndarray[Any, Any]]:
@@ -95,10 +95,10 @@ def _library(folder: Path, size: int) -> Callable[[list[str]], np.ndarray[Any, A
         made = [
             np.array(
                 mlx_embeddings.generate(
-                    model, wrapper._tokenizer, texts[at : at + size]
+                    model, wrapper._tokenizer, texts[index : index + size]
                 ).text_embeds
             )
-            for at in range(0, len(texts), size)
+            for index in range(0, len(texts), size)
         ]
         return np.concatenate(made)
 
@@ -109,7 +109,7 @@ def _ask(gateway: Gateway, texts: list[str]) -> np.ndarray[Any, Any]:
     answer = gateway.client.post(
         "/v1/embeddings", json={"model": "model", "input": texts}, timeout=3600
     )
-    return np.array([each["embedding"] for each in answer.raise_for_status().json()["data"]])
+    return np.array([item["embedding"] for item in answer.raise_for_status().json()["data"]])
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ def decoding(model: LoadedModel, rows: Iterable[Row]) -> BatchedEngine:
     engine = BatchedEngine(
         model.model, model.eos_token_ids, len(rows), CacheRoom(CacheSizes(0, 0, 1.0))
     )
-    for each in rows:
-        engine.add(each)
+    for row in rows:
+        engine.add(row)
     while len(engine.step()) < len(rows):
         pass
     return engine
@@ -49,4 +49,4 @@ def steps_ms(engines: Sequence[BatchedEngine], turns: int) -> list[list[float]]:
                 times[index].append((clock() - before) / TURN_STEPS)
     for engine in engines:
         engine.close()
-    return [[statistics.median(each) * 1e3 for each in times] for times in times_s]
+    return [[statistics.median(moment) * 1e3 for moment in times] for times in times_s]

@@ -89,10 +89,10 @@ def _relay(port: int, to: int) -> None:
         while more:
             message = await receive()
             body, more = body + message["body"], message["more_body"]
-        headers = [each for each in scope["headers"] if each[0] == b"content-type"]
+        headers = [header for header in scope["headers"] if header[0] == b"content-type"]
         question = Question(b"POST", scope["raw_path"], headers, body)
         answer = await client.ask(question, _SILENCE_S)
-        kept = [each for each in answer.headers if each[0] != b"transfer-encoding"]
+        kept = [pair for pair in answer.headers if pair[0] != b"transfer-encoding"]
         head = {"type": "http.response.start", "status": answer.status, "headers": kept}
         await send(head)
         while piece := await answer.read(_SILENCE_S):
@@ -168,7 +168,7 @@ def gateway_with(tables: str, folder: str) -> Iterator[tuple[int, int]]:
 
 def _server_port(gateway_pid: int) -> int:
     """The port of the server behind the gateway."""
-    found = (each.cmdline() for each in psutil.Process(gateway_pid).children(recursive=True))
+    found = (child.cmdline() for child in psutil.Process(gateway_pid).children(recursive=True))
     return next(int(words[-1]) for words in found if "--serve" in words)
 
 
@@ -213,9 +213,9 @@ async def compare(
     pids = {"gateway": gateway_pid}
     spent_s = {"request": 0.0, "event": 0.0}
     clients = {**others, "through the gateway": through}
-    times: dict[str, list[float]] = {each: [] for each in clients}
-    steady: dict[str, list[float]] = {each: [] for each in clients}
-    fast: dict[str, list[float]] = {each: [] for each in clients}
+    times: dict[str, list[float]] = {client: [] for client in clients}
+    steady: dict[str, list[float]] = {client: [] for client in clients}
+    fast: dict[str, list[float]] = {client: [] for client in clients}
     for _ in range(rounds):
         for name, client in clients.items():
             before_s = cpu_s(pids)["gateway"]
@@ -228,7 +228,7 @@ async def compare(
             fast[name].append(await _rate(client, 1000, 0.0))
     print("| | a request (ms) | more | 32 streams of 100 events/s | ratio | as fast as they come |")
     print("| --- | ---: | ---: | ---: | ---: | ---: |")
-    request_ms, rate = (statistics.median(each["directly"]) for each in (times, steady))
+    request_ms, rate = (statistics.median(entry["directly"]) for entry in (times, steady))
     for name in clients:
         ms, events = statistics.median(times[name]), statistics.median(steady[name])
         print(

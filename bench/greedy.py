@@ -56,7 +56,7 @@ def main() -> int:
     )
     parser.add_argument("--tokens", type=int, default=_TOKENS, metavar="N", help="for each stream")
     parsed = parser.parse_args()
-    worst: dict[str, list[float]] = {each: [] for each in _CASES}
+    worst: dict[str, list[float]] = {case: [] for case in _CASES}
     with tempfile.TemporaryDirectory(prefix="bh-") as name:
         folder = Path(name)
         model = endless_model(parsed, folder, TINY)
@@ -111,8 +111,8 @@ async def _gaps(address: Address, requests: Sequence[bytes]) -> list[float]:
     running = await RunningStreams.open(address, requests)
     begins_at = time.perf_counter() + _WARM_S
     found = []
-    for each in await running.read():
-        counted = [at for at in each.times if at >= begins_at]
+    for stream in await running.read():
+        counted = [moment for moment in stream.times if moment >= begins_at]
         found += [after - before for before, after in itertools.pairwise(counted)]
     if len(found) < _FEWEST:
         raise FailedError("The streams ended before much was counted: give them more --tokens.")
@@ -134,7 +134,7 @@ async def _crowd(address: Address, model: str, polite: bool) -> None:
         *[(_stop_reading, long)] * _SILENT,
         *[(_drip, short)] * _DRIPPING,
     ]
-    await asyncio.gather(*(_again(client, address, each, polite) for client, each in clients))
+    await asyncio.gather(*(_again(client, address, data, polite) for client, data in clients))
 
 
 async def _again(client: Client, address: Address, request: bytes, polite: bool) -> None:

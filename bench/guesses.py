@@ -53,13 +53,13 @@ _DRAFT_TOKENS: Final = 7
 _PROMPT_TOKENS: Final = 32
 _LEAST_ID: Final = 10
 _LARGEST_ID: Final = 600
-_KEYS: Final = [f"key_number_{at}" for at in range(10)]
+_KEYS: Final = [f"key_number_{index}" for index in range(10)]
 _OBJECT: Final = Constraint(
     "json_schema",
     json.dumps(
         {
             "type": "object",
-            "properties": {each: {"enum": [1, 2, 3]} for each in _KEYS},
+            "properties": {key: {"enum": [1, 2, 3]} for key in _KEYS},
             "required": _KEYS,
             "additionalProperties": False,
         }
@@ -123,8 +123,8 @@ def main() -> int:
         for case in (_large if parsed.shape else _small)(Path(name), parsed):
             measured = [Measured(case, rows) for rows in parsed.rows]
             for number in range(parsed.rounds):
-                for each in measured:
-                    _take_turns(each, backwards=number % 2 == 1)
+                for item in measured:
+                    _take_turns(item, backwards=number % 2 == 1)
             _print(measured)
     return 0
 
@@ -210,7 +210,7 @@ def _model(model: Any, most_rows: int, drafter: Any = None, *, ends: Iterable[in
 
 
 def _copied(tokens: int, rows: int) -> list[Sequence]:
-    return [_sequence(at, copying_prompt(tokens, seed=at), tokens) for at in range(rows)]
+    return [_sequence(index, copying_prompt(tokens, seed=index), tokens) for index in range(rows)]
 
 
 def _free(tokens: int, rows: int, *, sampled: bool = False) -> list[Sequence]:
@@ -218,10 +218,10 @@ def _free(tokens: int, rows: int, *, sampled: bool = False) -> list[Sequence]:
     themselves.
     """
     made = []
-    for at in range(rows):
-        draw = random.Random(at)
+    for index in range(rows):
+        draw = random.Random(index)
         prompt = [draw.randrange(_LEAST_ID, _LARGEST_ID) for _ in range(_PROMPT_TOKENS)]
-        made.append(_sequence(at, prompt, tokens, RowSampling(at, 1.5) if sampled else None))
+        made.append(_sequence(index, prompt, tokens, RowSampling(index, 1.5) if sampled else None))
     return made
 
 
@@ -233,11 +233,11 @@ def _sequence(
 
 def _objects(model: LoadedModel, tokens: int, rows: int) -> list[Sequence]:
     made = []
-    for at in range(rows):
+    for index in range(rows):
         generate = Generate(
-            request_id=f"row {at}",
+            request_id=f"row {index}",
             prompt=TextPrompt("An object: "),
-            sampling=Sampling(seed=at, temperature=1.0),
+            sampling=Sampling(seed=index, temperature=1.0),
             max_tokens=2 * tokens,
             constraint=_OBJECT,
         )
@@ -265,7 +265,7 @@ def _mistaken(
     def mislead(text: list[int]) -> list[int]:
         stretches = zip(text, text[1:], text[2:], text[3:], strict=False)
         wrong = ((*stretch, _other(token)) for *stretch, token in stretches)
-        return [each for stretch in wrong for each in stretch]
+        return [number for stretch in wrong for number in stretch]
 
     return _with_predictions(model, make, mislead)
 
@@ -285,8 +285,8 @@ def _with_predictions(
         if count not in found:
             texts = _run(model.plain, make(count)).texts
             found[count] = [
-                replace(each, prediction=tuple(predict(texts[each.request_id])))
-                for each in make(count)
+                replace(values, prediction=tuple(predict(texts[values.request_id])))
+                for values in make(count)
             ]
         return found[count]
 
@@ -306,23 +306,23 @@ def _take_turns(measured: Measured, *, backwards: bool) -> None:
 
 
 def _run(engine: BatchedEngine, rows: list[Sequence]) -> Run:
-    for each in rows:
-        engine.add(each)
+    for row in rows:
+        engine.add(row)
     return _timed(rows, engine.step, lambda: engine.active + engine.waiting > 0)
 
 
 def _run_mlx_lm(model: Any, rows: list[Sequence]) -> Run:
     generator = BatchGenerator(model, completion_batch_size=len(rows))
     uids = generator.insert(
-        [each.token_ids for each in rows], max_tokens=[each.max_tokens for each in rows]
+        [row.token_ids for row in rows], max_tokens=[values.max_tokens for values in rows]
     )
-    names = dict(zip(uids, (each.request_id for each in rows), strict=True))
+    names = dict(zip(uids, (row.request_id for row in rows), strict=True))
     left = set(uids)
 
     def step() -> list[Token]:
         made = generator.next()[1]
-        left.difference_update(each.uid for each in made if each.finish_reason is not None)
-        return [Token(names[each.uid], each.token, each.finish_reason, 0) for each in made]
+        left.difference_update(item.uid for item in made if item.finish_reason is not None)
+        return [Token(names[item.uid], item.token, item.finish_reason, 0) for item in made]
 
     run = _timed(rows, step, lambda: bool(left))
     generator.close()
@@ -332,14 +332,14 @@ def _run_mlx_lm(model: Any, rows: list[Sequence]) -> Run:
 def _timed(
     rows: list[Sequence], step: Callable[[], list[Token]], goes_on: Callable[[], bool]
 ) -> Run:
-    run = Run({each.request_id: [] for each in rows})
+    run = Run({row.request_id: [] for row in rows})
     began: float | None = None
     while goes_on():
         made = step()
-        for each in made:
-            run.texts[each.request_id].append(each.token_id)
-            run.right += each.guessed
-            run.wrong += each.rejected
+        for token in made:
+            run.texts[token.request_id].append(token.token_id)
+            run.right += token.guessed
+            run.wrong += token.rejected
         if began is not None:
             run.tokens += len(made)
             run.seconds = time.perf_counter() - began
@@ -355,19 +355,19 @@ def _print_head() -> None:
 
 
 def _print(measured: list[Measured]) -> None:
-    for each in measured:
-        guessing, plain = _rate(each.guessing), _rate(each.plain)
+    for item in measured:
+        guessing, plain = _rate(item.guessing), _rate(item.plain)
         cells = [f"{guessing:.0f}", f"{plain:.0f}", f"{guessing / plain:.2f}", "", ""]
-        if each.mlx_lm:
-            cells[3:] = [f"{_rate(each.mlx_lm):.0f}", f"{guessing / _rate(each.mlx_lm):.2f}"]
-        last, texts = each.guessing[-1], each.plain[-1].texts
+        if item.mlx_lm:
+            cells[3:] = [f"{_rate(item.mlx_lm):.0f}", f"{guessing / _rate(item.mlx_lm):.2f}"]
+        last, texts = item.guessing[-1], item.plain[-1].texts
         same = sum(last.texts[name] == text for name, text in texts.items())
-        cells += [str(last.right), str(last.wrong), f"{same} of {each.rows}"]
-        print(f"| {each.case.name} | {each.rows} | {' | '.join(cells)} |", flush=True)
+        cells += [str(last.right), str(last.wrong), f"{same} of {item.rows}"]
+        print(f"| {item.case.name} | {item.rows} | {' | '.join(cells)} |", flush=True)
 
 
 def _rate(runs: list[Run]) -> float:
-    return statistics.median(each.rate for each in runs[1:])
+    return statistics.median(run.rate for run in runs[1:])
 
 
 if __name__ == "__main__":

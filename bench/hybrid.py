@@ -91,15 +91,15 @@ def _turns(server: BulkheadServer, words: RandomText, rounds: int, tokens: int) 
     print(f"Medians of {rounds} conversations of {tokens} tokens.\n")
     print("| turn | first turn (s) | this turn (s) | ratio | target |")
     print("| --- | ---: | ---: | ---: | ---: |")
-    _ask(server.address, [_user(words.take(tokens))])
+    _ask(server.address, [_user(words.draw(tokens))])
     measured: dict[str, list[tuple[float, float]]] = {}
     for _ in range(rounds):
-        history = [_user(words.take(tokens // 2)), _assistant(words.take(tokens // 4))]
-        before = [*history, _user(words.take(tokens // 4))]
+        history = [_user(words.draw(tokens // 2)), _assistant(words.draw(tokens // 4))]
+        before = [*history, _user(words.draw(tokens // 4))]
         first = _ask(server.address, before)
         turns = {
-            "next": [*before, _assistant(first.text), _user(words.take(40))],
-            "last message replaced": [*history, _user(words.take(40))],
+            "next": [*before, _assistant(first.text), _user(words.draw(40))],
+            "last message replaced": [*history, _user(words.draw(40))],
         }
         # Kept prompts go to disk beside the engine.
         time.sleep(1.0)
@@ -108,11 +108,11 @@ def _turns(server: BulkheadServer, words: RandomText, rounds: int, tokens: int) 
                 _kill_worker(server)
             for name, messages in turns.items():
                 # Another last message, since the same one would be known by now.
-                turn = [*messages[:-1], _user(words.take(40))]
+                turn = [*messages[:-1], _user(words.draw(40))]
                 seconds = _ask(server.address, turn).seconds
                 measured.setdefault(f"{name}, {when}", []).append((first.seconds, seconds))
     for name, pairs in measured.items():
-        first_s, turn_s = (statistics.median(each) for each in zip(*pairs, strict=True))
+        first_s, turn_s = (statistics.median(pair) for pair in zip(*pairs, strict=True))
         print(f"| {name} | {first_s:.2f} | {turn_s:.2f} | {turn_s / first_s:.3f} | {_TARGET} |")
 
 
@@ -123,7 +123,7 @@ def _cancelled(server: BulkheadServer, words: RandomText, rounds: int, tokens: i
     )
     print("| ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |")
     for _ in range(rounds):
-        messages = [_user(words.take(tokens))]
+        messages = [_user(words.draw(tokens))]
         began_s = _worker_s(server)
         whole = _ask(server.address, messages, salt="whole")
         whole_s = _worker_s(server) - began_s

@@ -70,11 +70,11 @@ def _measure(check: str, find: Find, real: str, tries: int) -> float:
         "half of it right": len(real) // 2,
         "all but the end": len(real) - 3,
     }
-    micros: dict[str, list[float]] = {each: [] for each in kinds}
-    order = [each for each in kinds for _ in range(tries)]
+    micros: dict[str, list[float]] = {name: [] for name in kinds}
+    order = [text for text in kinds for _ in range(tries)]
     random.Random(0).shuffle(order)
     # In one piece: else the place of a try in memory would depend on its kind, and be measured.
-    tried = b"".join(_tried(real, kinds[each]) for each in order)
+    tried = b"".join(_tried(real, kinds[name]) for name in order)
     for place, kind in enumerate(order):
         show = tried[place * len(real) : (place + 1) * len(real)]
         headers = [(b"host", b"localhost"), (b"authorization", b"Bearer " + show)]
@@ -85,7 +85,7 @@ def _measure(check: str, find: Find, real: str, tries: int) -> float:
         # Only now: the look into this table isn't to be measured.
         micros[kind].append(took / 1000)
         assert held is None
-    kept = {each: sorted(times)[: int(len(times) * _KEPT)] for each, times in micros.items()}
+    kept = {name: sorted(times)[: int(len(times) * _KEPT)] for name, times in micros.items()}
     worst = 0.0
     for kind, times in kept.items():
         t = _welch(times, kept["nothing right"])

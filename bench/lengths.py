@@ -65,7 +65,7 @@ def main() -> int:
 
 def _print_beside(model: Any, parsed: argparse.Namespace) -> None:
     long = _row(_LONG, parsed.long)
-    short = [_row(str(at), parsed.short) for at in range(3)]
+    short = [_row(str(index), parsed.short) for index in range(3)]
     engines = {
         "alone": _decoding(model, [long]),
         "beside three, in groups": _decoding(model, [long, *short]),
@@ -80,8 +80,8 @@ def _print_beside(model: Any, parsed: argparse.Namespace) -> None:
     alone = statistics.median(rates["alone"][1:])
     print(f"| {parsed.long} tokens, beside {parsed.short} | tokens/s | of alone | passes a token |")
     print("| --- | ---: | ---: | ---: |")
-    for name, each in rates.items():
-        rate = statistics.median(each[1:])
+    for name, values in rates.items():
+        rate = statistics.median(values[1:])
         cells = f"{rate:.1f} | {rate / alone:.2f} | {passes[name] / parsed.steps:.0f}"
         print(f"| {name} | {cells} |", flush=True)
     for engine in engines.values():
@@ -89,24 +89,24 @@ def _print_beside(model: Any, parsed: argparse.Namespace) -> None:
 
 
 def _print_changes(model: Any, parsed: argparse.Namespace) -> None:
-    engine = _decoding(model, [_row(str(at), 32) for at in range(parsed.rows)])
+    engine = _decoding(model, [_row(str(index), 32) for index in range(parsed.rows)])
     steps: dict[str, list[float]] = {"nobody joins or leaves": [], "a row leaves": []}
     steps["a row joins"] = []
     for number in range(parsed.rounds):
         seconds: dict[str, list[float]] = {name: [] for name in steps}
-        for at in range(parsed.steps):
+        for index in range(parsed.steps):
             seconds["nobody joins or leaves"].append(_timed(engine, 2))
             engine.remove([_first(engine)])
             seconds["a row leaves"].append(_timed(engine, 1))
-            engine.add(_row(f"{number} {at}", 32))
+            engine.add(_row(f"{number} {index}", 32))
             engine.step()
             seconds["a row joins"].append(_timed(engine, 1))
-        for name, each in seconds.items():
-            steps[name].append(statistics.median(each))
+        for name, values in seconds.items():
+            steps[name].append(statistics.median(values))
     print(f"\n| a step of {parsed.rows} rows | ms |")
     print("| --- | ---: |")
-    for name, each in steps.items():
-        print(f"| {name} | {statistics.median(each[1:]) * 1000:.1f} |")
+    for name, step in steps.items():
+        print(f"| {name} | {statistics.median(step[1:]) * 1000:.1f} |")
     engine.close()
 
 
@@ -125,13 +125,13 @@ def _decoding(model: Any, *batches: Sequence[Row]) -> BatchedEngine:
     dtype = model.model.norm.weight.dtype
     for rows in batches:
         batch = engine._open()
-        for tokens, alike in groupby(rows, key=lambda each: len(each.token_ids) - 1):
+        for tokens, alike in groupby(rows, key=lambda values: len(values.token_ids) - 1):
             shape = (1, model.args.num_key_value_heads, tokens, model.args.head_dim)
-            for each in alike:
+            for values in alike:
                 caches = make_caches(model)
                 for cache in caches:
                     cache.update_and_fetch(*(mx.random.normal(shape, dtype) for _ in range(2)))
-                batch.insert(each, len(batch) + 1, RestoredCaches(caches, tokens))
+                batch.insert(values, len(batch) + 1, RestoredCaches(caches, tokens))
             while batch.prefilling:
                 engine.step()
     return engine
@@ -142,7 +142,7 @@ def _long_rate(engine: BatchedEngine, tokens: int) -> tuple[float, int]:
     mx.synchronize(generation_stream)
     began, made, steps = time.perf_counter(), 0, 0
     while made < tokens:
-        made += sum(each.request_id == _LONG for each in engine.step())
+        made += sum(token.request_id == _LONG for token in engine.step())
         steps += 1
     mx.synchronize(generation_stream)
     return tokens / (time.perf_counter() - began), steps

@@ -134,7 +134,7 @@ class RunningStreams:
             for stream, request in zip(self._streams, self._requests, strict=True):
                 stream.send(request)
             async with asyncio.timeout(_LONGEST_S):
-                await asyncio.gather(*(each.ended for each in self._streams))
+                await asyncio.gather(*(read_stream.ended for read_stream in self._streams))
         except TimeoutError:
             raise FailedError(f"Streams took longer than {_LONGEST_S:g} s.") from None
         finally:
@@ -155,6 +155,6 @@ class RunningStreams:
                 raise FailedError(f"A stream made {stream.tokens} tokens, not {tokens}.")
         return Generation(
             tokens=tokens * len(streams),
-            wall_s=max(each.times[-1] for each in streams) - began,
-            first_token_s=[each.first_token_s for each in streams],
+            wall_s=max(read_stream.times[-1] for read_stream in streams) - began,
+            first_token_s=[stream.first_token_s for stream in streams],
         )

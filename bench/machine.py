@@ -30,7 +30,7 @@ def describe_machine() -> MeasuringMachine:
 def cpu_s(pids: Mapping[str, int]) -> dict[str, float]:
     """User and system time of each process so far, in seconds, in steps of a clock tick (10 ms)."""
     times = {name: psutil.Process(pid).cpu_times() for name, pid in pids.items()}
-    return {name: each.user + each.system for name, each in times.items()}
+    return {name: moment.user + moment.system for name, moment in times.items()}
 
 
 def memory_bytes(pid: int) -> int:

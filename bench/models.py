@@ -162,8 +162,8 @@ def _plain_text(folder: Path, vocabulary: int) -> list[bool]:
     hardly ever makes the largest logit.
     """
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    texts = [tokenizer.decode([each]) for each in range(vocabulary)]
-    return [bool(each) and each.isascii() and each.isprintable() for each in texts]
+    texts = [tokenizer.decode([index]) for index in range(vocabulary)]
+    return [bool(text) and text.isascii() and text.isprintable() for text in texts]
 
 
 def copy_without_end(model: Path, copy: Path) -> None:

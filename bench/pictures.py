@@ -99,7 +99,7 @@ def _print_family(kind: str, looking: LoadedModel, plain: LoadedModel, rounds: i
         rates.append([subject.rate(seed=number) for subject in subjects])
         turns.append(subjects[0].turns(seed=number))
     text, alone, first_s, second_s = (
-        statistics.median(each) for pairs in (rates, turns) for each in zip(*pairs, strict=True)
+        statistics.median(pair) for pairs in (rates, turns) for pair in zip(*pairs, strict=True)
     )
     ratio, turn = (statistics.median(a / b for a, b in pairs) for pairs in (rates, turns))
     print(
@@ -130,8 +130,8 @@ class _Subject:
     def rate(self, seed: int) -> float:
         """Tokens a second of all streams."""
         words = RandomText(DEMO_FOLDER, seed)
-        for at in range(_STREAMS):
-            self._add(f"{at}", ChatMessage("user", words.take(30)), tokens=_TOKENS)
+        for index in range(_STREAMS):
+            self._add(f"{index}", ChatMessage("user", words.draw(30)), tokens=_TOKENS)
         began_at = time.perf_counter()
         self._run(lambda: False)
         return _STREAMS * _TOKENS / (time.perf_counter() - began_at)
@@ -139,7 +139,7 @@ class _Subject:
     def turns(self, seed: int) -> tuple[float, float]:
         """The seconds to the first token of two turns about a picture."""
         words = RandomText(DEMO_FOLDER, seed)
-        said = words.take(40)
+        said = words.draw(40)
         picture = Picture(_noise(seed), len(said), "picture")
         messages = [ChatMessage("user", said, pictures=(picture,))]
         found = []
@@ -150,8 +150,8 @@ class _Subject:
             self._run(lambda ticks=ticks: ticks.append(time.perf_counter()) or False)
             found.append(ticks[0] - began_at)
             messages += [
-                ChatMessage("assistant", words.take(12)),
-                ChatMessage("user", words.take(20)),
+                ChatMessage("assistant", words.draw(12)),
+                ChatMessage("user", words.draw(20)),
             ]
         return found[0], found[1]
 
@@ -178,7 +178,7 @@ def _qwen2_vl(folder: Path) -> tuple[LoadedModel, LoadedModel]:
     most = {"min_pixels": _SIDE**2, "max_pixels": _SIDE**2}
     looking = picture_model(folder / "qwen2_vl", "qwen2_vl", processor=most, **_QWEN)
     config = json.loads((looking / "config.json").read_text())
-    config = {name: each for name, each in config.items() if name not in _OF_PICTURES}
+    config = {name: item for name, item in config.items() if name not in _OF_PICTURES}
     return _pair(looking, {**config, "model_type": "qwen2"}, "visual.", "")
 
 
@@ -201,15 +201,15 @@ def _pair(
     weights = mx.load(str(looking / "model.safetensors"))
     assert isinstance(weights, dict)
     kept = {
-        name.removeprefix(prefix): each
-        for name, each in weights.items()
+        name.removeprefix(prefix): weight
+        for name, weight in weights.items()
         if not name.startswith((of_pictures, "multi_modal_projector."))
     }
     mx.save_safetensors(str(plain / "model.safetensors"), kept, {"format": "mlx"})
     (plain / "config.json").write_text(json.dumps(text_config))
-    for each in looking.iterdir():
-        if each.name.startswith(("tokenizer", "generation")):
-            os.link(each, plain / each.name)
+    for path in looking.iterdir():
+        if path.name.startswith(("tokenizer", "generation")):
+            os.link(path, plain / path.name)
     return _load(looking, pictures=True), _load(plain, pictures=False)
 
 

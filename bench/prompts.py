@@ -17,7 +17,7 @@ class FreshPrompts:
         # They differ from the first token on: caches look for a common beginning.
         self._numbers = itertools.count(1000)
 
-    def take(self, count: int) -> list[str]:
+    def draw(self, count: int) -> list[str]:
         return [
             f"{number} ships set out to sea, and the captain said"
             for number in itertools.islice(self._numbers, count)

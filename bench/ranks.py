@@ -63,13 +63,13 @@ def _measure(parsed: argparse.Namespace) -> dict[int, tuple[float, float]]:
         rates: dict[int, tuple[list[float], list[float]]] = {}
         for round_ in range(parsed.rounds + 1):
             for streams in parsed.streams:
-                asked = prompts.take(streams)
-                made = [each.generate(asked, parsed.tokens) for each in subjects]
+                asked = prompts.draw(streams)
+                made = [subject.generate(asked, parsed.tokens) for subject in subjects]
                 # The first one loads the models.
                 if round_:
                     lists = rates.setdefault(streams, ([], []))
-                    for rate, each in zip(lists, made, strict=True):
-                        rate.append(each.tokens_per_s)
+                    for rate, generation in zip(lists, made, strict=True):
+                        rate.append(generation.tokens_per_s)
         return {
             streams: (statistics.median(alone), statistics.median(together))
             for streams, (alone, together) in rates.items()

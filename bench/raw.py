@@ -89,7 +89,7 @@ class Kept(MlxLmProcess):
     def __init__(self, model: Path) -> None:
         super().__init__(_go_on, model)
 
-    def begin(self) -> None:
+    def restart(self) -> None:
         """Forget the conversation."""
         self.send(None)
 
@@ -127,14 +127,16 @@ def _generate_batches(model: str, connection: Connection) -> None:
             prompts, tokens, settings = connection.recv()
         except EOFError:
             return
-        token_ids = [each if isinstance(each, list) else tokenizer.encode(each) for each in prompts]
+        token_ids = [
+            prompt if isinstance(prompt, list) else tokenizer.encode(prompt) for prompt in prompts
+        ]
         # Default batch sizes, 32 rows that decode and 8 in prefill, are those of both servers.
         generator = BatchGenerator(loaded)
         began = time.perf_counter()
         generator.insert(
             token_ids,
             max_tokens=[tokens] * len(prompts),
-            samplers=[_sampler(each) for each in settings],
+            samplers=[_sampler(setting) for setting in settings],
         )
         first_token_s: dict[int, float] = {}
         made = finished = 0

@@ -41,13 +41,15 @@ def render(report: Report) -> str:
             "Sampled / greedy, streams",
             _SUBJECTS,
             report.stream_counts,
-            lambda streams: [f"{sampled_share(report, each, streams):.2f}" for each in _SUBJECTS],
+            lambda streams: [
+                f"{sampled_share(report, subject, streams):.2f}" for subject in _SUBJECTS
+            ],
         ),
         _table(
             "Time to first token (ms), streams",
             _SUBJECTS,
             report.stream_counts,
-            lambda streams: [_ms(first_token_s(report, each, streams)) for each in _SUBJECTS],
+            lambda streams: [_ms(first_token_s(report, text, streams)) for text in _SUBJECTS],
         ),
         _health(report),
         _table(
@@ -55,7 +57,7 @@ def render(report: Report) -> str:
             [f"{BULKHEAD}, {GATEWAY}", f"{BULKHEAD}, {WORKER}", SERVER, RAW],
             report.stream_counts,
             lambda streams: [
-                f"{cpu_us_per_token(report, *each, streams):.0f}" for each in _PROCESSES
+                f"{cpu_us_per_token(report, *process, streams):.0f}" for process in _PROCESSES
             ],
         ),
         f"The gateway holds {report.gateway_memory_bytes / 2**20:.1f} MiB of memory.",
@@ -66,9 +68,9 @@ def render(report: Report) -> str:
 
 def _rates(report: Report, title: str, *, sampled: bool) -> str:
     def cells(streams: int) -> list[str]:
-        rates = [tokens_per_s(report, each, streams, sampled=sampled) for each in _SUBJECTS]
-        ratios = [speed_ratio(report, each, streams, sampled=sampled) for each in (RAW, SERVER)]
-        return [*(f"{each:.0f}" for each in rates), *(f"{each:.2f}" for each in ratios)]
+        rates = [tokens_per_s(report, subject, streams, sampled=sampled) for subject in _SUBJECTS]
+        ratios = [speed_ratio(report, text, streams, sampled=sampled) for text in (RAW, SERVER)]
+        return [*(f"{rate:.0f}" for rate in rates), *(f"{ratio:.2f}" for ratio in ratios)]
 
     heads = [*_SUBJECTS, f"{BULKHEAD} / {RAW}", f"{BULKHEAD} / {SERVER}"]
     return _table(title, heads, report.stream_counts, cells)
@@ -77,11 +79,11 @@ def _rates(report: Report, title: str, *, sampled: bool) -> str:
 def _health(report: Report) -> str:
     def cells(streams: int) -> list[str]:
         times_s = []
-        for each in (BULKHEAD, SERVER):
-            times_s += [health_p99_s(report, each, streams), health_s(report, each, streams)[-1]]
+        for text in (BULKHEAD, SERVER):
+            times_s += [health_p99_s(report, text, streams), health_s(report, text, streams)[-1]]
         return [*map(_ms, times_s), f"{health_ratio(report, streams):.2f}"]
 
-    heads = [f"{each}, {which}" for each in (BULKHEAD, SERVER) for which in ("p99", "slowest")]
+    heads = [f"{text}, {which}" for text in (BULKHEAD, SERVER) for which in ("p99", "slowest")]
     return _table(
         "GET /health under load (ms), streams",
         [*heads, "ratio of p99"],
@@ -99,7 +101,7 @@ def _targets(report: Report) -> str:
 
 
 def _conditions(report: Report) -> str:
-    rounds = len({each.number for each in report.rounds})
+    rounds = len({item.number for item in report.rounds})
     before, after = report.load_average
     idle = ", ".join(f"{name} {share:.1%}" for name, share in report.idle_cpu.items())
     return (

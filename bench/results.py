@@ -90,12 +90,12 @@ class Report(Struct, frozen=True):
         """A subject's rounds with so many streams, by number."""
         wanted = (subject, streams, sampled)
         return [
-            each for each in self.rounds if (each.subject, each.streams, each.sampled) == wanted
+            item for item in self.rounds if (item.subject, item.streams, item.sampled) == wanted
         ]
 
     @property
     def stream_counts(self) -> list[int]:
-        return sorted({each.streams for each in self.rounds})
+        return sorted({item.streams for item in self.rounds})
 
 
 class Target(Struct, frozen=True):
@@ -116,7 +116,7 @@ class Target(Struct, frozen=True):
 
 def tokens_per_s(report: Report, subject: str, streams: int, *, sampled: bool = False) -> float:
     rounds = report.of(subject, streams, sampled=sampled)
-    return median(each.generation.tokens_per_s for each in rounds)
+    return median(item.generation.tokens_per_s for item in rounds)
 
 
 def speed_ratio(report: Report, other: str, streams: int, *, sampled: bool = False) -> float:
@@ -139,12 +139,12 @@ def _ratio(rounds: list[Round], others: list[Round]) -> float:
 
 def first_token_s(report: Report, subject: str, streams: int) -> float:
     """The median stream's, of the median round."""
-    return median(median(each.generation.first_token_s) for each in report.of(subject, streams))
+    return median(median(item.generation.first_token_s) for item in report.of(subject, streams))
 
 
 def health_s(report: Report, subject: str, streams: int) -> list[float]:
     """The probes of all rounds, quickest first."""
-    return sorted(latency for each in report.of(subject, streams) for latency in each.health_s)
+    return sorted(latency for item in report.of(subject, streams) for latency in item.health_s)
 
 
 def health_p99_s(report: Report, subject: str, streams: int) -> float:
@@ -153,15 +153,15 @@ def health_p99_s(report: Report, subject: str, streams: int) -> float:
 
 
 def health_ratio(report: Report, streams: int) -> float:
-    ours, theirs = (health_p99_s(report, each, streams) for each in (BULKHEAD, SERVER))
+    ours, theirs = (health_p99_s(report, text, streams) for text in (BULKHEAD, SERVER))
     return ours / theirs
 
 
 def cpu_us_per_token(report: Report, subject: str, process: str, streams: int) -> float:
     """Over all rounds together: one round's time is a few clock ticks."""
     rounds = report.of(subject, streams)
-    cpu_s = sum(each.cpu_s[process] for each in rounds)
-    return cpu_s * 1e6 / sum(each.generation.tokens for each in rounds)
+    cpu_s = sum(item.cpu_s[process] for item in rounds)
+    return cpu_s * 1e6 / sum(item.generation.tokens for item in rounds)
 
 
 def targets(report: Report) -> Iterator[Target]:

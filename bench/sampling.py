@@ -56,7 +56,7 @@ _CASES: Final[dict[str, list[SamplingSettings]]] = {
     "top_k": [SamplingSettings(0.8, top_k=40)] * _ROWS,
     "top_p": [SamplingSettings(0.8, top_p=0.95)] * _ROWS,
     "32 settings": _DIFFERENT,
-    "half of them greedy": [GREEDY if i % 2 else each for i, each in enumerate(_DIFFERENT)],
+    "half of them greedy": [GREEDY if i % 2 else sampling for i, sampling in enumerate(_DIFFERENT)],
 }
 
 
@@ -97,13 +97,13 @@ def _print_calls() -> None:
         logits = -_STEEPNESS * mx.log(ranks)
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
         samplers = [
-            *(_sampler(each) for each in _CASES.values()),
+            *(_sampler(case) for case in _CASES.values()),
             _sampler(_DIFFERENT, adjustments=_ADJUSTMENTS),
             _scoring(),
             _one_by_one,
         ]
-        times = [_call_ms(each, logprobs) for each in samplers]
-        print(f"| {vocabulary} | {' | '.join(f'{each:.2f}' for each in times)} |", flush=True)
+        times = [_call_ms(sampler, logprobs) for sampler in samplers]
+        print(f"| {vocabulary} | {' | '.join(f'{moment:.2f}' for moment in times)} |", flush=True)
 
 
 def _call_ms(sampler: Callable[[mx.array], mx.array], logprobs: mx.array) -> float:
@@ -121,8 +121,8 @@ def _sampler(
     logprobs: int | None = None,
 ) -> BatchSampler[int]:
     sampler = BatchSampler[int](lambda: range(len(settings)))
-    for index, each in enumerate(settings):
-        sampler.add(index, _row_sampling(index, each), adjustments, _PROMPT, logprobs)
+    for index, setting in enumerate(settings):
+        sampler.add(index, _row_sampling(index, setting), adjustments, _PROMPT, logprobs)
     return sampler
 
 
@@ -142,10 +142,10 @@ def _scoring() -> Callable[[mx.array], mx.array]:
 def _one_by_one(logprobs: mx.array) -> mx.array:
     """mlx-lm's sampling of rows of different settings."""
     samplers = [
-        make_sampler(each.temperature, each.top_p, each.min_p, top_k=each.top_k)
-        for each in _DIFFERENT
+        make_sampler(sampling.temperature, sampling.top_p, sampling.min_p, top_k=sampling.top_k)
+        for sampling in _DIFFERENT
     ]
-    return mx.concatenate([each(logprobs[i : i + 1]) for i, each in enumerate(samplers)])
+    return mx.concatenate([sampler(logprobs[i : i + 1]) for i, sampler in enumerate(samplers)])
 
 
 def _row_sampling(seed: int, settings: SamplingSettings) -> RowSampling | None:
@@ -163,8 +163,8 @@ def _steps_ms(folder: Path, turns: int) -> list[list[float]]:
         decoding(
             model,
             [
-                Row(str(index), list(_PROMPT), tokens, _row_sampling(index, each), True)
-                for index, each in enumerate(settings)
+                Row(str(index), list(_PROMPT), tokens, _row_sampling(index, setting), True)
+                for index, setting in enumerate(settings)
             ],
         )
         for settings in ([GREEDY] * _ROWS, _DIFFERENT)

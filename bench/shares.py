@@ -77,11 +77,11 @@ def main() -> int:
     print(f"| {parsed.prompts} prompts of {parsed.tokens} tokens | p95 | median | tokens/s |")
     print("| --- | ---: | ---: | ---: |")
     for name, floods in found.items():
-        firsts = [each for flood in floods for each in flood.first_token_s]
+        firsts = [number for flood in floods for number in flood.first_token_s]
         print(
-            f"| {name} | {statistics.median(each.p95_s for each in floods):.2f} "
+            f"| {name} | {statistics.median(flood.p95_s for flood in floods):.2f} "
             f"| {statistics.median(firsts):.2f} "
-            f"| {statistics.median(each.tokens_per_s for each in floods):.0f} |"
+            f"| {statistics.median(flood.tokens_per_s for flood in floods):.0f} |"
         )
     print(f"\nTargets: p95 {_TARGET_S} s, tokens/s at least {_THROUGHPUT_TARGET} x the other.")
     return 0

@@ -60,7 +60,7 @@ def main() -> int:
         model = parsed.model or built_model(parsed, Path(folder) / "model", SMALL)
         rounds = _measure(model, parsed)
     print(f"{describe_machine()}; {len(rounds)} rounds\n")
-    medians = StallTimes(*(_median(each) for each in zip(*rounds, strict=True)))
+    medians = StallTimes(*(_median(pair) for pair in zip(*rounds, strict=True)))
     ratio = medians.busy_first.clock_s / medians.idle_first.clock_s
     print("| | by the clock | CPU time | target |\n| --- | ---: | ---: | ---: |")
     _print_row(f"a step of {_STREAMS} streams (ms)", medians.step, 1e3, "")
@@ -77,11 +77,11 @@ def main() -> int:
 
 
 def _median(times: tuple[Time, ...]) -> Time:
-    return Time(*(statistics.median(each) for each in zip(*times, strict=True)))
+    return Time(*(statistics.median(pair) for pair in zip(*times, strict=True)))
 
 
 def _print_row(name: str, time_: Time, unit: float, target: str) -> None:
-    clock, cpu = (f"{each * unit:.{2 if unit == 1 else 1}f}" for each in time_)
+    clock, cpu = (f"{number * unit:.{2 if unit == 1 else 1}f}" for number in time_)
     print(f"| {name} | {clock} | {cpu} | {target} |")
 
 
@@ -134,7 +134,7 @@ def _round(engine: Any, chance: random.Random) -> StallTimes:
 
 
 def _highest(times: list[Time]) -> Time:
-    return Time(*(max(each) for each in zip(*times, strict=True)))
+    return Time(*(max(pair) for pair in zip(*times, strict=True)))
 
 
 class _EngineRun:
@@ -188,7 +188,7 @@ class _EngineRun:
         """The longest gap of the streams by the clock, and the most CPU time of one, which may be
         of another.
         """
-        names = [each for each in self._times if each.startswith("stream")]
+        names = [moment for moment in self._times if moment.startswith("stream")]
         return _highest([gap for name in names for gap in self.gaps(name)])
 
 

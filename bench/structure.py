@@ -74,14 +74,16 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folders = [parsed.model] if parsed.model else [DEMO_FOLDER, _large(folder, parsed)]
-        loaded = [load(str(each), lambda _done, _total: None, lambda: False) for each in folders]
+        loaded = [
+            load(str(folder), lambda _done, _total: None, lambda: False) for folder in folders
+        ]
         for model, path in zip(loaded, folders, strict=True):
             _print_first(path.name, model)
         print(f"\nMedians of {parsed.rounds} turns of {TURN_STEPS} steps.\n")
         print("| ms a step | none | " + " | ".join(f"{n} | ratio" for n in _CONSTRAINED[1:]) + " |")
         print("| --- |" + " ---: |" * (2 * len(_CONSTRAINED) - 1))
         for model, path in zip(loaded, folders, strict=True):
-            engines = [_engine(model, each) for each in _CONSTRAINED]
+            engines = [_engine(model, number) for number in _CONSTRAINED]
             times_ms = steps_ms(engines, parsed.rounds)
             for clock, figures in zip(("", ", CPU"), times_ms, strict=True):
                 free_ms, *rest_ms = figures
@@ -153,7 +155,7 @@ def _print_hostile(name: str, model: LoadedModel) -> None:
         engine.add(sequence)
     run: list[float] = []
     running_s = _longest_step_s(engine, lambda: len(run) < _WATCHED_STEPS, run)
-    slowest = max(took_s, key=lambda each: took_s[each])
+    slowest = max(took_s, key=lambda item: took_s[item])
     print(
         f"{name}: {len(HOSTILE)} hostile constraints, {len(ready)} of them not refused, the "
         f"slowest after {took_s[slowest]:.2f} s ({slowest}). The longest of {_WATCHED_STEPS} "
@@ -184,7 +186,7 @@ def _large(folder: Path, parsed: Any) -> Path:
             chance.choice("etaoinsrhldcumfpgwybvkxjqz") for _ in range(chance.randint(2, 8))
         )
         words[chance.choice("Ġ ")[:1].strip() + "".join(syllables)] = None
-    tokenizer = Tokenizer(models.BPE({each: at for at, each in enumerate(words)}, []))
+    tokenizer = Tokenizer(models.BPE({word: index for index, word in enumerate(words)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<|im_end|>"])

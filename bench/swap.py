@@ -35,7 +35,7 @@ def _swap_s(gateway: Gateway, spares: int) -> float:
     began = time.monotonic()
     with gateway.client.stream("POST", "/v1/chat/completions", json=body) as answer:
         for line in answer.iter_lines():
-            stream.take(line)
+            stream.add_line(line)
             if stream.arrivals:
                 return stream.arrivals[0] - began
     raise AssertionError("no text came")
@@ -43,7 +43,7 @@ def _swap_s(gateway: Gateway, spares: int) -> float:
 
 def _at_rest(gateway: Gateway, spares: int) -> bool:
     """Whether all spares have ended their imports."""
-    ready = sum(each["change"] == "ready" for each in gateway.events("spare"))
+    ready = sum(event["change"] == "ready" for event in gateway.events("spare"))
     return spares == 0 or ready == spares + len(gateway.events("adopt"))
 
 
@@ -63,11 +63,11 @@ def main() -> int:
         # The first round is thrown away: in it files are read and kernels compiled.
         rounds = []
         for number in range(parsed.rounds + 1):
-            swaps = [_swap_s(each, spares) for spares, each in enumerate(gateways)]
+            swaps = [_swap_s(gateway, spares) for spares, gateway in enumerate(gateways)]
             rounds.append((*swaps, *_bare_s(folder)))
-            print(number, *(f"{each:.2f} s" for each in rounds[-1]), file=sys.stderr)
+            print(number, *(f"{number:.2f} s" for number in rounds[-1]), file=sys.stderr)
         del rounds[0]
-    medians = (statistics.median(each) for each in zip(*rounds, strict=True))
+    medians = (statistics.median(pair) for pair in zip(*rounds, strict=True))
     without, with_spare, first, again = medians
     ratios = sorted(spare / none for none, spare, *_ in rounds)
     print(f"{describe_machine()}; medians of {len(rounds)} rounds\n")

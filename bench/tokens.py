@@ -137,7 +137,9 @@ async def _read(address: Address, requests: Sequence[bytes]) -> tuple[int, int]:
     """Send all requests and read their answers: the events and bytes of these."""
     running = await RunningStreams.open(address, requests)
     streams = await running.read()
-    return sum(each.frames for each in streams), sum(each.bytes for each in streams)
+    return sum(stream.frames for stream in streams), sum(
+        read_stream.bytes for read_stream in streams
+    )
 
 
 def _new_key(address: Address) -> str:

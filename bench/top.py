@@ -40,8 +40,8 @@ def main() -> int:
     gateway = Gateway()
     try:
         gateway.load()
-        for each in range(_STREAMS):
-            open_stream(gateway, f"Story {each}", max_tokens=100_000, ignore_eos=True)
+        for index in range(_STREAMS):
+            open_stream(gateway, f"Story {index}", max_tokens=100_000, ignore_eos=True)
         with _top(gateway.url) as screen:
             _measure("streams, k", screen, *_KILL)
             _measure("streams, ?", screen, *_HELP)
@@ -87,7 +87,7 @@ def _measure(name: str, screen: Terminal, key: str, brings: str, back: str) -> N
         used_s.append(_used_s(process) - began_used_s)
         screen.type(back)
     median_s, worst_s = statistics.median(taken_s), max(taken_s)
-    late = sum(each > _TARGET_S for each in taken_s)
+    late = sum(number > _TARGET_S for number in taken_s)
     print(
         f"{name:<12} median {median_s * 1000:4.0f} ms, worst {worst_s * 1000:4.0f} ms, "
         f"{late} of {_ROUNDS} later than {_TARGET_S * 1000:.0f} ms; "

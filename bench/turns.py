@@ -103,16 +103,16 @@ def _turns(server: InterruptedGateway, words: RandomText, rounds: int, tokens: i
     print(f"Medians of {rounds} conversations whose first turn has {tokens} tokens.\n")
     print("| between the turns | first turn (s) | second (s) | ratio | target |")
     print("| --- | ---: | ---: | ---: | ---: |")
-    server.ask(words.take(tokens))
+    server.ask(words.draw(tokens))
     for name, happen in between.items():
         firsts, seconds = [], []
         for _ in range(rounds):
-            prompt = words.take(tokens)
+            prompt = words.draw(tokens)
             first = server.ask(prompt)
             # Kept prompts go to disk beside the engine.
             time.sleep(1.0)
             happen()
-            second = server.ask(f"{prompt}{first.answer} {words.take(_NEXT)}")
+            second = server.ask(f"{prompt}{first.answer} {words.draw(_NEXT)}")
             firsts.append(first.first_s)
             seconds.append(second.first_s)
             print(f"{name}: {first.first_s:.3f}, {second.first_s:.3f} s", file=sys.stderr)
@@ -134,10 +134,10 @@ def _firsts(server: InterruptedGateway, words: RandomText, rounds: int) -> None:
         loads = []
         for _ in range(rounds):
             server.unload()
-            prompts = [words.take(100 + longer * number) for number in range(_FIRSTS)]
-            loads.append([server.ask(each, 16, temperature).first_s for each in prompts])
-        medians = [statistics.median(each) * 1e3 for each in zip(*loads, strict=True)]
-        shown = " | ".join(f"{each:.0f}" for each in medians)
+            prompts = [words.draw(100 + longer * number) for number in range(_FIRSTS)]
+            loads.append([server.ask(prompt, 16, temperature).first_s for prompt in prompts])
+        medians = [statistics.median(pair) * 1e3 for pair in zip(*loads, strict=True)]
+        shown = " | ".join(f"{median:.0f}" for median in medians)
         print(f"| {name} | {shown} | {medians[0] / medians[9]:.2f} (target {_FIRST_TARGET}) |")
 
 

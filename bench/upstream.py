@@ -22,7 +22,7 @@ _LOOK_S: Final = 5.0
 
 
 async def _measure(near: int, far: int, pid: int, requests: int, rounds: int) -> None:
-    direct, through = (HttpClient(Server("127.0.0.1", each)) for each in (near, far))
+    direct, through = (HttpClient(Server("127.0.0.1", number)) for number in (near, far))
     await ask(direct)
     # So long the list of the upstream may say that the model isn't loaded.
     await asyncio.sleep(_LOOK_S)

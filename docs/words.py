@@ -57,7 +57,7 @@ def check(root: Path, replaced: dict[tuple[str, ...], str]) -> Iterator[Finding]
         for path in sorted((root / package).rglob("*.py")):
             file = path.relative_to(root)
             for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-                place = f"{file}:{getattr(node, 'lineno', 1)}"
+                place = f"{file}:{_line(node)}"
                 if isinstance(node, ast.ClassDef) and package in PRODUCT:
                     classes[node.name].append(place)
                 for reason in _faults(node, replaced):
@@ -80,6 +80,10 @@ def _faults(node: ast.AST, replaced: dict[tuple[str, ...], str]) -> Iterator[str
         for words in replaced:
             if _contains(_parts(name), words):
                 yield f"{name}: the glossary says {replaced[words]}, not {'_'.join(words)}"
+
+
+def _line(node: ast.AST) -> int:
+    return _line(node.target) if isinstance(node, ast.comprehension) else getattr(node, "lineno", 1)
 
 
 def _names(target: ast.expr) -> Iterator[str]:

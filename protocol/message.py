@@ -70,13 +70,15 @@ def _shape(kind: Any, described: dict[str, str]) -> str:
     """The shape of a type as text. It has the names of structs, whose parts go into `described`."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        return " | ".join(sorted(_shape(each, described) for each in arguments))
+        return " | ".join(sorted(_shape(argument, described) for argument in arguments))
     if origin is Literal:
         return " | ".join(sorted(map(repr, arguments)))
     if origin is Annotated:
         return " ".join([_shape(arguments[0], described), *map(_bounds, arguments[1:])])
     if origin is not None:
-        parts = ("..." if each is ... else _shape(each, described) for each in arguments)
+        parts = (
+            "..." if argument is ... else _shape(argument, described) for argument in arguments
+        )
         return f"{origin.__name__}[{', '.join(parts)}]"
     if isinstance(kind, type) and issubclass(kind, Struct) and kind.__name__ not in described:
         described[kind.__name__] = ""  # A struct may contain itself.
@@ -88,9 +90,9 @@ def _parts(kind: type[Struct], described: dict[str, str]) -> Iterator[str]:
     config = kind.__struct_config__
     yield f"{config.tag_field}={config.tag} {config.array_like} {config.forbid_unknown_fields}"
     hints = get_type_hints(kind, include_extras=True)
-    for each in fields(kind):
-        may_lack = "" if each.required else "?"
-        yield f"{each.encode_name}{may_lack}: {_shape(hints[each.name], described)}"
+    for field in fields(kind):
+        may_lack = "" if field.required else "?"
+        yield f"{field.encode_name}{may_lack}: {_shape(hints[field.name], described)}"
 
 
 def _bounds(meta: Meta) -> str:

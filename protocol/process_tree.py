@@ -69,9 +69,9 @@ def marked(mark: str, sessions: Collection[int] = ()) -> list[psutil.Process]:
     Blocks for some ten milliseconds.
     """
     everyone = list(psutil.process_iter())
-    having = [each for each in everyone if _mark_of(each) == mark]
+    having = [process for process in everyone if _mark_of(process) == mark]
     theirs = _sessions(having) | set(sessions)
-    return _living({*having, *(each for each in everyone if _session(each.pid) in theirs)})
+    return _living({*having, *(process for process in everyone if _session(process.pid) in theirs)})
 
 
 def _sessions(processes: Iterable[psutil.Process]) -> set[int]:
@@ -107,9 +107,10 @@ def listens(process: psutil.Process, port: int) -> bool:
     """Whether the process listens at this TCP port of 127.0.0.1. Blocks for some milliseconds."""
     with contextlib.suppress(psutil.Error, OSError):
         return any(
-            each.status == psutil.CONN_LISTEN
-            and (each.laddr.ip, each.laddr.port) in ((_LOOPBACK, port), (_ANY, port))
-            for each in process.net_connections("tcp4")
+            net_connection.status == psutil.CONN_LISTEN
+            and (net_connection.laddr.ip, net_connection.laddr.port)
+            in ((_LOOPBACK, port), (_ANY, port))
+            for net_connection in process.net_connections("tcp4")
         )
     return False
 

@@ -52,7 +52,9 @@ def classes_of(config: dict[str, Any]) -> tuple[type, Any]:
 
 def scores(config: Mapping[str, Any]) -> bool:
     """Whether the model gives scores to pairs of texts, instead of making vectors."""
-    return any(str(each).endswith(_SCORING) for each in config.get("architectures") or ())
+    return any(
+        str(architecture).endswith(_SCORING) for architecture in config.get("architectures") or ()
+    )
 
 
 def context_tokens_of(config: Mapping[str, Any]) -> int | None:
@@ -78,7 +80,7 @@ def _unprefixed(weights: dict[str, Any], *prefixes: str) -> dict[str, Any]:
     """The weights by their names without these prefixes, as in a model without a head."""
     named = {}
     for name, value in weights.items():
-        prefix = next((each for each in prefixes if name.startswith(each)), "")
+        prefix = next((text for text in prefixes if name.startswith(text)), "")
         named[name.removeprefix(prefix)] = value
     return named
 
@@ -163,7 +165,7 @@ def _modernbert(module: Any, config: dict[str, Any]) -> tuple[type, Any]:
         def _update_attention_mask(self, attention_mask: mx.array) -> tuple[mx.array, ...]:
             # In half precision the masks of mlx-embeddings are infinite, and padded rows NaN.
             masks = super()._update_attention_mask(attention_mask.astype(mx.float32))
-            return tuple(mx.maximum(each, MASKED).astype(attention_mask.dtype) for each in masks)
+            return tuple(mx.maximum(mask, MASKED).astype(attention_mask.dtype) for mask in masks)
 
     class ModernBertEncoder(nn.Module):
         def __init__(self, arguments: Any) -> None:

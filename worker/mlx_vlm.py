@@ -50,8 +50,8 @@ def lacks(model: Any, names: re.Pattern[str]) -> str | None:
     """The part of a model, by its name, for which its files have no weights. mlx-vlm leaves such a
     part out without an error.
     """
-    found = (name for name, part in vars(model).items() if part is None and names.fullmatch(name))
-    return next(found, None)
+    missing = (name for name, part in vars(model).items() if part is None and names.fullmatch(name))
+    return next(missing, None)
 
 
 def read_processor(folder: Path) -> Any:
@@ -90,9 +90,9 @@ def inputs(
 
 def picture_token(processor: Any, config: dict[str, Any]) -> int | None:
     """The token that stands for a part of a picture; None: neither file tells it."""
-    named = (config.get(each) for each in _PICTURE_TOKENS)
-    found = next((each for each in named if isinstance(each, int)), None)
-    return getattr(processor, _PICTURE_TOKENS[0], None) if found is None else found
+    named = (config.get(name) for name in _PICTURE_TOKENS)
+    token = next((number for number in named if isinstance(number, int)), None)
+    return getattr(processor, _PICTURE_TOKENS[0], None) if token is None else token
 
 
 class _States(cache.ArraysCache, RecurrentCache):  # type: ignore[misc]  # both are untyped
@@ -112,7 +112,7 @@ def make_caches(language: Any) -> list[Any]:
     """New caches for a language model. A cache whose kind mlx-lm has too becomes mlx-lm's: the size
     of such caches is known, and they can be cut into blocks.
     """
-    return [_as_mlx_lms(each) for each in cache.make_prompt_cache(language)]
+    return [_as_mlx_lms(item) for item in cache.make_prompt_cache(language)]
 
 
 def _as_mlx_lms(each: Any) -> Any:

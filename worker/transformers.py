@@ -55,10 +55,10 @@ def show_torch() -> None:
     if find_spec(_TORCH) is None:
         return
     utils = importlib.import_module(_MODULE)
-    found = getattr(utils, "_is_package_available", None)
-    if found is None or not hasattr(found, "__wrapped__"):
+    is_available = getattr(utils, "_is_package_available", None)
+    if is_available is None or not hasattr(is_available, "__wrapped__"):
         return
-    utils.__dict__["_is_package_available"] = found.__wrapped__
+    utils.__dict__["_is_package_available"] = is_available.__wrapped__
     for function in vars(utils).values():
         if hasattr(function, "cache_clear"):
             function.cache_clear()
@@ -88,11 +88,11 @@ def cached_structure(find: Find, models: Path) -> Find:
         known = _read(path, stamp)
         if known is not None:
             return known
-        found = find(module_path, prefix)
+        structure = find(module_path, prefix)
         if not sys.dont_write_bytecode:
             with contextlib.suppress(OSError):
-                _write(path, stamp, found)
-        return found
+                _write(path, stamp, structure)
+        return structure
 
     return define_import_structure
 
@@ -158,7 +158,7 @@ def _stamp(models: Path) -> list[int]:
         statuses = [models.stat(), (models / "__init__.py").stat()]
     except OSError:
         return []
-    return [each for status in statuses for each in (status.st_mtime_ns, status.st_size)]
+    return [number for status in statuses for number in (status.st_mtime_ns, status.st_size)]
 
 
 def _read(path: Path, stamp: list[int]) -> Structure | None:

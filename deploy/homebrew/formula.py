@@ -103,11 +103,11 @@ def best(package: dict[str, Any], accepted: list[Tag]) -> dict[str, Any]:
     found = []
     for wheel in package.get("wheels", ()):
         _, _, _, offered = parse_wheel_filename(wheel["url"].rpartition("/")[2])
-        if known := [places[each] for each in offered if each in places]:
+        if known := [places[item] for item in offered if item in places]:
             found.append((min(known), wheel))
     if not found:
         raise ValueError(f"{package['name']} {package['version']} has no wheel for {accepted[0]}")
-    return min(found, key=lambda each: each[0])[1]
+    return min(found, key=lambda item: item[0])[1]
 
 
 def resource(name: str, wheel: dict[str, Any], indent: str) -> str:
@@ -117,7 +117,7 @@ def resource(name: str, wheel: dict[str, Any], indent: str) -> str:
         f'  sha256 "{wheel["hashes"]["sha256"]}"',
         "end",
     )
-    return "".join(f"{indent}{each}\n" for each in lines)
+    return "".join(f"{indent}{line}\n" for line in lines)
 
 
 def resources(packages: list[dict[str, Any]]) -> Iterator[str]:
@@ -127,16 +127,16 @@ def resources(packages: list[dict[str, Any]]) -> Iterator[str]:
         if (marker := package.get("marker")) and not Marker(marker).evaluate(MAC):
             continue
         wheels = {name: best(package, tags(system)) for name, system in SYSTEMS.items()}
-        if len({each["url"] for each in wheels.values()}) == 1:
+        if len({wheel["url"] for wheel in wheels.values()}) == 1:
             yield "\n" + resource(package["name"], wheels["sonoma"], "  ")
             continue
         for name, wheel in wheels.items():
             own[name].append(resource(package["name"], wheel, "    "))
     newest = list(SYSTEMS)[-1]
-    for name, each in own.items():
+    for name, item in own.items():
         newer = " :or_newer" if name == newest else ""
-        if each:
-            yield f"\n  on_{name}{newer} do\n" + "\n".join(each) + "  end\n"
+        if item:
+            yield f"\n  on_{name}{newer} do\n" + "\n".join(item) + "  end\n"
 
 
 def released(archive: Path, url: str) -> str:

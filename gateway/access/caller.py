@@ -46,7 +46,7 @@ class Caller(Struct, frozen=True, kw_only=True):
     def may_use(self, model_id: str, aliases: Collection[str] = ()) -> bool:
         """Whether the caller may use, and see, a model."""
         return self.models is None or any(
-            stands_for(each, name) for each in self.models for name in (model_id, *aliases)
+            stands_for(model, name) for model in self.models for name in (model_id, *aliases)
         )
 
     def cache_salt(self, wanted: str, *, shared: bool) -> str:

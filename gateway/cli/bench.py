@@ -160,10 +160,10 @@ def _check_streams(
     _context: click.Context, _parameter: click.Parameter, text: str
 ) -> tuple[int, ...]:
     try:
-        counts = tuple(int(each) for each in text.split(","))
+        counts = tuple(int(word) for word in text.split(","))
     except ValueError:
         counts = ()
-    if not counts or not all(1 <= each <= _MOST_STREAMS for each in counts):
+    if not counts or not all(1 <= count <= _MOST_STREAMS for count in counts):
         raise click.BadParameter(
             f"{text!r} is no list of numbers from 1 to {_MOST_STREAMS}, such as {_STREAMS}."
         )

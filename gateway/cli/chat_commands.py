@@ -41,8 +41,8 @@ COMMANDS: Final = (
     SlashCommand("clear", "", "forget the messages; all settings stay"),
     SlashCommand("exit", "", "end the chat, as Ctrl-D does"),
 )
-NAMES: Final = tuple(each.name for each in COMMANDS)
-_ALONE: Final = tuple(each.name for each in COMMANDS if not each.argument)
+NAMES: Final = tuple(command.name for command in COMMANDS)
+_ALONE: Final = tuple(command.name for command in COMMANDS if not command.argument)
 # Names of the same commands in ollama and other programs.
 _ELSEWHERE: Final = {
     "?": "help",
@@ -95,7 +95,9 @@ class Slash:
         return True
 
     def _help(self, _argument: str) -> None:
-        rows = [(f"/{each.name} {each.argument}".strip(), each.meaning) for each in COMMANDS]
+        rows = [
+            (f"/{command.name} {command.argument}".strip(), command.meaning) for command in COMMANDS
+        ]
         for left, right in (*rows, *_KEYS):
             click.echo(f"{left:<22} {right}")
 
@@ -141,7 +143,7 @@ class Slash:
         self.over = True
 
     def _show(self, name: str) -> None:
-        rows = [each for each in shown(self._conversation.parameters) if name in ("", each[0])]
+        rows = [pair for pair in shown(self._conversation.parameters) if name in ("", pair[0])]
         if not rows:
             # No parameter has this name: `_change` raises the error, which suggests another name.
             self._change(name, None)

@@ -101,14 +101,17 @@ class _Completer(Completer):
         known: Iterable[str] = ()
         if not space:
             begun = command
-            known = (f"{each.name} " if each.argument else each.name for each in slash.COMMANDS)
+            known = (
+                f"{slash_command.name} " if slash_command.argument else slash_command.name
+                for slash_command in slash.COMMANDS
+            )
         elif command == "model":
             known = self._model_ids()
         elif command in ("set", "unset") and " " not in begun:
             known = NAMES
-        for each in known:
-            if each.startswith(begun):
-                yield Completion(each, start_position=-len(begun))
+        for text in known:
+            if text.startswith(begun):
+                yield Completion(text, start_position=-len(begun))
 
 
 # The longest history file, since a chat reads the whole file when it begins.

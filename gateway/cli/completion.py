@@ -47,7 +47,10 @@ def model_names(gateway: GatewayClient) -> list[str]:
         models = gateway.models()
     except CommandError:
         return []
-    return [*(each.id for each in models), *(alias for each in models for alias in each.aliases)]
+    return [
+        *(model.id for model in models),
+        *(alias for model_body in models for alias in model_body.aliases),
+    ]
 
 
 def complete_model(
@@ -74,4 +77,4 @@ def complete_model(
     thread.start()
     thread.join(_DEADLINE_S)
     # Shells split completions at spaces, so names with spaces are left out.
-    return [each for each in found if each.startswith(incomplete) and not set(each) & set(" \t")]
+    return [text for text in found if text.startswith(incomplete) and not set(text) & set(" \t")]

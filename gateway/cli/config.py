@@ -47,8 +47,8 @@ def reload_command(gateway: GatewayClient, *, as_json: bool) -> None:
         return
     reloaded = gateway.read(content, Reloaded)
     lines = [
-        *(f"added {each}" for each in reloaded.added),
-        *(f"removed {each}" for each in reloaded.removed),
+        *(f"added {text}" for text in reloaded.added),
+        *(f"removed {text}" for text in reloaded.removed),
         *(f"changed {name}: {', '.join(keys)}" for name, keys in reloaded.changed.items()),
         *(f"changed {key}" for key in reloaded.applied),
         *(f"{key} takes a restart of the gateway" for key in reloaded.needs_restart),
@@ -207,8 +207,8 @@ def _short(source: ValueSource, configuration: Configuration) -> str:
 def _print_mistakes(mistakes: Sequence[Mistake], *, as_json: bool, err: bool = False) -> None:
     if as_json:
         printed = [
-            PrintedMistake(**_origin(each.source), key=each.key, message=each.message)
-            for each in mistakes
+            PrintedMistake(**_origin(mistake.source), key=mistake.key, message=mistake.message)
+            for mistake in mistakes
         ]
         print_json({"mistakes": printed})
         return

@@ -99,9 +99,9 @@ def _written(value: Any) -> str:
 
 
 def _meaning(field: Any) -> str:
-    for each in field.type.types:
-        if isinstance(each, msgspec.inspect.Metadata):
-            return str((each.extra_json_schema or {}).get("description", ""))
+    for kind in field.type.types:
+        if isinstance(kind, msgspec.inspect.Metadata):
+            return str((kind.extra_json_schema or {}).get("description", ""))
     return ""
 
 

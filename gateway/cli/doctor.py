@@ -154,9 +154,9 @@ def _print_mac(*, as_json: bool) -> None:
     if as_json:
         print_json({"probes": list(rows)})
         return
-    for each in itertools.chain(mac.head(), map(mac.line, rows)):
+    for text in itertools.chain(mac.head(), map(mac.line, rows)):
         # Lines aren't broken at the terminal's width, so that they can be copied.
-        click.echo(printable(each))
+        click.echo(printable(text))
 
 
 def _look_at_upgrade(within_s: float) -> Iterator[Observation]:
@@ -206,7 +206,7 @@ def _print_row(console: Console, mark: Text, text: str) -> None:
 
 
 def _print_summary(console: Console, found: list[Finding], *, gateway_runs: bool) -> None:
-    count = {each: sum(one.severity is each for one in found) for each in Severity}
+    count = {severity: sum(one.severity is severity for one in found) for severity in Severity}
     runs = "" if gateway_runs else " No gateway runs."
     if count[Severity.OK] == len(found):
         console.print(f"All is well: {len(found)} findings.{runs}")

@@ -80,7 +80,7 @@ def _check_models(
 ) -> tuple[str, ...] | None:
     found: dict[str, None] = {}
     for text in texts:
-        names = dict.fromkeys(filter(None, (each.strip() for each in text.split(","))))
+        names = dict.fromkeys(filter(None, (word.strip() for word in text.split(","))))
         if not names:
             # An empty list would allow all models.
             raise click.BadParameter(
@@ -366,7 +366,7 @@ def _warn_of_unknown(gateway: GatewayClient | None, names: tuple[str, ...]) -> N
     configured = _configured() if names and gateway is None else set()
     for name in names:
         if gateway is None:
-            if not any(stands_for(name, each) for each in configured):
+            if not any(stands_for(name, text) for text in configured):
                 meant = suggestion(nearest_model(name, configured))
                 click.echo(
                     f"Careful: the configuration has no model {name!r}, and no gateway runs that "
@@ -378,9 +378,9 @@ def _warn_of_unknown(gateway: GatewayClient | None, names: tuple[str, ...]) -> N
             if "*" not in name:
                 gateway.model(name)
             elif not any(
-                stands_for(name, each)
+                stands_for(name, alias)
                 for model in gateway.models()
-                for each in (model.id, *model.aliases)
+                for alias in (model.id, *model.aliases)
             ):
                 click.echo(f"Careful: {name!r} stands for no model at present.", err=True)
         except NoSuchModelError as error:
@@ -392,7 +392,7 @@ def _warn_of_unknown(gateway: GatewayClient | None, names: tuple[str, ...]) -> N
 def _configured() -> set[str]:
     """The ids and aliases in the configuration."""
     settings, _ = local_settings(None)
-    return {name for key, each in settings.models.items() for name in (key, *each.aliases)}
+    return {name for key, model in settings.models.items() for name in (key, *model.aliases)}
 
 
 def _state(key: KeyBody) -> str:

@@ -159,7 +159,9 @@ def _exists(path: Path) -> bool:
 def _model_id(model: str | None, settings: Settings) -> str | None:
     """The id of the model with this id or alias; an unknown name stays as it is."""
     aliases = {
-        alias: model_id for model_id, each in settings.models.items() for alias in each.aliases
+        alias: model_id
+        for model_id, model_settings in settings.models.items()
+        for alias in model_settings.aliases
     }
     return model if model is None else aliases.get(model, model)
 

@@ -89,7 +89,7 @@ def only_model(gateway: GatewayClient) -> str:
     Raises:
         WrongUseError: there are several, or none.
     """
-    ids = [each.id for each in gateway.models()]
+    ids = [model.id for model in gateway.models()]
     if not ids:
         raise WrongUseError(NO_MODEL)
     if len(ids) != 1:
@@ -155,7 +155,9 @@ def gathers(kind: type[Gathered], *options: Option) -> Callable[[Verb[Gathered, 
     def decorated(verb: Verb[Gathered, Arguments]) -> Callable[..., None]:
         @functools.wraps(verb)
         def with_gathered(*args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
-            values = {each: kwargs.pop(each) for each in kind.__struct_fields__}
+            values = {
+                struct_field: kwargs.pop(struct_field) for struct_field in kind.__struct_fields__
+            }
             verb(kind(**values), *args, **kwargs)
 
         command: Callable[..., None] = with_gathered

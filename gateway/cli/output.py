@@ -31,7 +31,7 @@ _LEFT_OUT: Final = ("Cc", "Cs")
 def printable(text: str) -> str:
     """The text without control characters and surrogates; line breaks and tabs stay."""
     return "".join(
-        each for each in text if each in "\n\t" or unicodedata.category(each) not in _LEFT_OUT
+        name for name in text if name in "\n\t" or unicodedata.category(name) not in _LEFT_OUT
     )
 
 
@@ -41,8 +41,8 @@ def print_json(content: object) -> None:
     """
     text = json.dumps(msgspec.to_builtins(content), indent=2, ensure_ascii=False)
     escaped = (
-        f"\\u{ord(each):04x}" if each != "\n" and unicodedata.category(each) in _LEFT_OUT else each
-        for each in text
+        f"\\u{ord(item):04x}" if item != "\n" and unicodedata.category(item) in _LEFT_OUT else item
+        for item in text
     )
     click.echo("".join(escaped))
 
@@ -116,9 +116,9 @@ def print_table(console: Console, table: Table) -> None:
     if _least_width(table) <= console.width:
         console.print(table)
         return
-    for name, *cells in zip(*(each.cells for each in table.columns), strict=True):
+    for name, *cells in zip(*(column.cells for column in table.columns), strict=True):
         console.print(name, style="bold", overflow="fold")
-        headings = (str(each.header) for each in table.columns[1:])
+        headings = (str(column.header) for column in table.columns[1:])
         entries = (
             f"{heading} {cell}" for heading, cell in zip(headings, cells, strict=True) if cell
         )
@@ -133,7 +133,7 @@ def _least_width(table: Table) -> int:
 
 
 def _least_width_of(column: rich.table.Column) -> int:
-    width = max(cell_len(str(each)) for each in (column.header, *column.cells))
+    width = max(cell_len(str(cell)) for cell in (column.header, *column.cells))
     return width if column.no_wrap else min(width, _NAME)
 
 

@@ -29,7 +29,7 @@ from gateway.cli.output import (
     stdout_console,
     table_of,
 )
-from gateway.library.findings import Finding, Findings
+from gateway.library.findings import Findings, HubFinding
 from gateway.system.notation import format_size
 
 # The gateway's own deadline of a search is shorter.
@@ -91,11 +91,11 @@ def about_well_known(found: Findings) -> str:
     )
 
 
-def table(findings: Iterable[Finding], *, numbered: bool = False) -> Table:
+def table(findings: Iterable[HubFinding], *, numbered: bool = False) -> Table:
     now = time.time()
     numbers = itertools.count(1)
-    number = [Column[Finding]("", lambda _: str(next(numbers)))] if numbered else []
-    columns: list[Column[Finding]] = [
+    number = [Column[HubFinding]("", lambda _: str(next(numbers)))] if numbered else []
+    columns: list[Column[HubFinding]] = [
         *number,
         Column("model", lambda finding: printable(finding.repository), "name"),
         Column("size", lambda finding: size(finding.weight_bytes)),
@@ -107,11 +107,11 @@ def table(findings: Iterable[Finding], *, numbered: bool = False) -> Table:
     return table_of(findings, columns)
 
 
-def _changed(finding: Finding, now: float) -> str:
+def _changed(finding: HubFinding, now: float) -> str:
     return UNKNOWN if finding.changed_at is None else ago(finding.changed_at, now)
 
 
-def _notes(finding: Finding) -> Iterable[str]:
+def _notes(finding: HubFinding) -> Iterable[str]:
     if finding.served_as is not None:
         yield f"served as {finding.served_as}"
     if finding.problem is not None:

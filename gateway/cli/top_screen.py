@@ -254,14 +254,14 @@ class Top(App[None]):
         self._events.refresh()
         _show(self._foot, foot)
         room = self.size.height - len(notice) - len(head) - len(foot) - _FIXED_LINES
-        needed = sum(1 + each.plain.count("\n") for each in rows)
+        needed = sum(1 + row.plain.count("\n") for row in rows)
         self._models.styles.height = max(1, min(needed, room - room // _EVENTS_SHARE))
 
     def _draw_models(self, rows: list[Text]) -> None:
-        prompts = [_joined([each], grey=self._view.lost) for each in rows]
-        ids = [each.id for each in self._view.models]
+        prompts = [_joined([row], grey=self._view.lost) for row in rows]
+        ids = [model.id for model in self._view.models]
         selected = self._selected()
-        if ids != [each.id for each in self._models.options]:
+        if ids != [option.id for option in self._models.options]:
             self._models.set_options(map(Option, prompts, ids))
             if ids:
                 self._models.highlighted = ids.index(selected) if selected in ids else 0

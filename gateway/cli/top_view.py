@@ -122,7 +122,7 @@ def memory_lines(memory: MemoryStatus, width: int) -> list[Text]:
 
 def bar(parts: tuple[BarPart, ...], width: int) -> Text:
     """A bar of exactly `width` cells, shared in proportion. A part of unknown size gets no cell."""
-    sizes = [each.size_bytes or 0 for each in parts]
+    sizes = [bar_part.size_bytes or 0 for bar_part in parts]
     total = sum(sizes)
     if total == 0:
         return Text(" " * width)
@@ -214,8 +214,10 @@ class View:
         """Show a status of the gateway, and those of the events that are new."""
         self.reading = reading
         self._lost_at = None
-        known = {each.event.id for each in self._happenings}
-        self._happenings.extend(each for each in happenings if each.event.id not in known)
+        known = {happening.event.id for happening in self._happenings}
+        self._happenings.extend(
+            happening for happening in happenings if happening.event.id not in known
+        )
 
     def show_silence(self, why: str, now: float) -> None:
         """Show that the gateway doesn't answer, and why."""
@@ -255,13 +257,13 @@ class View:
     def events(self, width: int, count: int) -> list[Text]:
         """The last events, the newest at the end."""
         last = list(self._happenings)[-count:] if count > 0 else []
-        return [each.line(width) for each in last]
+        return [happening.line(width) for happening in last]
 
     def _totals(self, reading: Status) -> Text:
-        active = sum(each.active_requests for each in self.models)
-        waiting = sum(each.queue_depth for each in self.models)
-        rates = (each.worker.tokens_per_s for each in self.models if each.worker is not None)
-        per_s = sum(each for each in rates if each is not None)
+        active = sum(model.active_requests for model in self.models)
+        waiting = sum(model_status.queue_depth for model_status in self.models)
+        rates = (model.worker.tokens_per_s for model in self.models if model.worker is not None)
+        per_s = sum(rate for rate in rates if rate is not None)
         prompts = reading.prompt_cache
         return Text(
             f"Requests: {active} active, {waiting} waiting; {per_s:.0f} tokens/s; "

@@ -128,7 +128,9 @@ def _claude(connection: Connection) -> Setup:
     variables = _claude_variables(connection)
     # Variables in Claude Code's own settings override the environment, and these override both. The
     # key isn't among them: others can see arguments.
-    shown = {name: each for name, each in variables.items() if name != "ANTHROPIC_AUTH_TOKEN"}
+    shown = {
+        name: variable for name, variable in variables.items() if name != "ANTHROPIC_AUTH_TOKEN"
+    }
     return Setup(
         variables,
         ("--settings", _json({"env": shown})),
@@ -168,7 +170,7 @@ def _codex(connection: Connection) -> Setup:
     provider = _codex_provider(connection) | {"env_key": _json(KEY_VARIABLE)}
     inline = ", ".join(f"{key} = {value}" for key, value in provider.items())
     settings = _codex_settings(connection) | {f"model_providers.{_PROVIDER}": f"{{ {inline} }}"}
-    arguments = [each for key, value in settings.items() for each in ("-c", f"{key}={value}")]
+    arguments = [text for key, value in settings.items() for text in ("-c", f"{key}={value}")]
     return Setup({KEY_VARIABLE: connection.shown_key}, tuple(arguments))
 
 
@@ -244,8 +246,8 @@ def _in(folder: Callable[[Mapping[str, str]], Path], name: str) -> Callable[...,
 
 
 AGENTS: Final = {
-    each.name: each
-    for each in (
+    agent.name: agent
+    for agent in (
         Agent(
             "claude",
             "Claude Code",
@@ -256,7 +258,8 @@ AGENTS: Final = {
             OwnFile(
                 _in(_folder("CLAUDE_CONFIG_DIR", ".claude"), "settings.json"),
                 lambda connection: {
-                    ("env", name): each for name, each in _claude_variables(connection).items()
+                    ("env", name): claude_variable
+                    for name, claude_variable in _claude_variables(connection).items()
                 },
                 "claude",
             ),

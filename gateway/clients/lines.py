@@ -37,7 +37,7 @@ def agent_lines(agent: Agent, connection: Connection) -> Lines:
     """Lines that start the agent by hand, in a shell of their own."""
     setup = agent.setup(connection)
     lines = [f"unset {' '.join(setup.removed)}"] if setup.removed else []
-    lines += [f"export {name}={shlex.quote(each)}" for name, each in setup.environment.items()]
+    lines += [f"export {name}={shlex.quote(text)}" for name, text in setup.environment.items()]
     lines.append(shlex.join([agent.program, *setup.arguments]))
     place = f"into a terminal, with {agent.title} installed ({agent.install})"
     return Lines(agent.name, agent.title, place, "\n".join(lines), _remark(agent, connection))
@@ -124,8 +124,8 @@ def _others(connection: Connection) -> str:
 
 
 EDITORS: Final = {
-    each.name: each
-    for each in (
+    editor.name: editor
+    for editor in (
         Editor(
             "zed",
             "Zed",
@@ -144,5 +144,5 @@ def editor_lines(editor: Editor, connection: Connection) -> Lines:
 
 def all_lines(connection: Connection) -> list[Lines]:
     """The lines of every agent and editor."""
-    agents = [agent_lines(each, connection) for each in AGENTS.values()]
-    return [*agents, *(editor_lines(each, connection) for each in EDITORS.values())]
+    agents = [agent_lines(agent, connection) for agent in AGENTS.values()]
+    return [*agents, *(editor_lines(editor, connection) for editor in EDITORS.values())]

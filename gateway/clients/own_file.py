@@ -65,8 +65,8 @@ def undo(agent: Agent, environment: Mapping[str, str]) -> Path:
         restored = before
     else:
         now = _object(path, _read(path))
-        for each in content:
-            _restore(now, _object(backup, before), each)
+        for pair in content:
+            _restore(now, _object(backup, before), pair)
         restored = _text(now).encode() if now or before else b""
     if restored:
         write_secret(path, restored)

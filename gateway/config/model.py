@@ -32,10 +32,10 @@ class Groups:
 
     def __init__(self, groups: Iterable[Group] = ()) -> None:
         self.all = tuple(groups)
-        self.reserving = tuple(each for each in self.all if each.reserve)
-        self._companions = self._others(each for each in self.all if each.together)
-        self._rivals = self._others(each for each in self.all if each.swap)
-        self._reserved = frozenset(name for each in self.reserving for name in each.models)
+        self.reserving = tuple(group for group in self.all if group.reserve)
+        self._companions = self._others(group for group in self.all if group.together)
+        self._rivals = self._others(group for group in self.all if group.swap)
+        self._reserved = frozenset(name for group in self.reserving for name in group.models)
 
     def companions(self, model_id: str) -> frozenset[str]:
         """The other models that are loaded together with this one."""
@@ -47,7 +47,7 @@ class Groups:
 
     def rivals(self, model_ids: Iterable[str]) -> frozenset[str]:
         """The models that may not be loaded beside one of these."""
-        return frozenset().union(*(self._rivals.get(each, ()) for each in model_ids))
+        return frozenset().union(*(self._rivals.get(model_id, ()) for model_id in model_ids))
 
     def reserved(self, model_id: str) -> bool:
         """Whether room is reserved for this model while it isn't loaded."""
@@ -55,7 +55,9 @@ class Groups:
 
     def between(self, model_id: str, other_id: str) -> Group | None:
         """The group with `swap` that has both models, if there is one."""
-        both = (each for each in self.all if each.swap and {model_id, other_id} <= {*each.models})
+        both = (
+            group for group in self.all if group.swap and {model_id, other_id} <= {*group.models}
+        )
         return next(both, None)
 
     def concerned(self, model_id: str) -> frozenset[str]:
@@ -80,10 +82,10 @@ def reserved_bytes(group: Group, floors: dict[str, int], present: Collection[str
     is reserved.
     """
     if group.swap:
-        there = (floors.get(each, 0) for each in group.models if each in present)
-        largest_bytes = max((floors.get(each, 0) for each in group.models), default=0)
+        there = (floors.get(model, 0) for model in group.models if model in present)
+        largest_bytes = max((floors.get(name, 0) for name in group.models), default=0)
         return largest_bytes - max(there, default=0)
-    return sum(floors.get(each, 0) for each in group.models if each not in present)
+    return sum(floors.get(model, 0) for model in group.models if model not in present)
 
 
 def label_of(group: Group) -> str:
@@ -151,6 +153,6 @@ def models_of(configuration: Configuration) -> list[Model]:
 
 def groups_of(settings: Settings) -> list[Group]:
     return [
-        Group(name, each.models, each.together, each.swap, each.reserve)
-        for name, each in settings.groups.items()
+        Group(name, group.models, group.together, group.swap, group.reserve)
+        for name, group in settings.groups.items()
     ]

@@ -241,8 +241,8 @@ class _ConfigurationReading:
             and (MODELS, model_id, key) not in self._wrong
         }
         looks: dict[Sought, Callable[[], str]] = {
-            each: functools.partial(_LOOKS[each.what], each.path, settings.gateway.allow)
-            for each in sought.values()
+            item: functools.partial(_LOOKS[item.what], item.path, settings.gateway.allow)
+            for item in sought.values()
         }
         for model_id, model in settings.models.items():
             if model.command and (MODELS, model_id, "command") not in self._wrong:
@@ -252,10 +252,10 @@ class _ConfigurationReading:
                 looks[each] = functools.partial(find_program, program, folder)
         answers = places.locate(looks)
         located: dict[str, dict[str, str]] = {model_id: {} for model_id in settings.models}
-        for (model_id, key), each in sought.items():
+        for (model_id, key), item in sought.items():
             command = settings.models[model_id].command
             place = (MODELS, model_id, "command" if command and key == "path" else key)
-            match answers[each]:
+            match answers[item]:
                 case NotThereError() as error:
                     located[model_id][key] = error.place
                     self.absent[model_id] = self._mistake(place, str(error))
@@ -274,8 +274,8 @@ class _ConfigurationReading:
     ) -> None:
         """Check upstreams' key files, and whether ranks can share a model's attention heads."""
         folders = {
-            model_id: each.path
-            for model_id, each in located.items()
+            model_id: item.path
+            for model_id, item in located.items()
             if not settings.models[model_id].command
         }
         for place, message in key_complaints(settings, places):

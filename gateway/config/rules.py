@@ -203,7 +203,7 @@ def _ranks(settings: Settings) -> Iterator[Complaint]:
                 known = ", ".join(map(toml_text, dict.fromkeys((LOCAL, *settings.hosts))))
                 yield rank, f"there is no host {toml_text(place.host)}; known are {known}"
         if model.backend == "jaccl" and any(
-            len(each.interfaces) != len(model.places) - 1 for each in model.places
+            len(rank_place.interfaces) != len(model.places) - 1 for rank_place in model.places
         ):
             yield (
                 ("models", model_id, "backend"),
@@ -308,7 +308,7 @@ def _is_one_line(text: str) -> bool:
     """Whether a text is one line without control characters, and can be encoded. The name of a
     folder can't be encoded if it isn't UTF-8.
     """
-    return not any(unicodedata.category(each) in _STEERING for each in text)
+    return not any(unicodedata.category(item) in _STEERING for item in text)
 
 
 _KINDS = ("together", "swap", "reserve")
@@ -372,7 +372,7 @@ def _overlaps(settings: Settings) -> Iterator[Complaint]:
         group = settings.groups[name]
         for other_name in names[:number]:
             other = settings.groups[other_name]
-            shared = [each for each in group.models if each in other.models]
+            shared = [model for model in group.models if model in other.models]
             for kind in ("together", "reserve"):
                 if shared and getattr(group, kind) and getattr(other, kind):
                     yield (

@@ -59,7 +59,7 @@ def _obstacles(state_dir: StateDir) -> Iterator[str]:
             yield f"{state_dir.path} can't be made in {above}."
         return
     unusual = list(state_dir.obstacles())
-    yield from (f"{each}." for each in unusual)
+    yield from (f"{text}." for text in unusual)
     if unusual:
         return
     for folder in state_dir.folders:
@@ -126,7 +126,7 @@ def judge_socket_path(path: Path) -> Finding:
 def _nearest(path: Path) -> Path:
     """The path, or its nearest parent that exists."""
     # For a name that is too long os.path.exists returns False, and Path.exists raises.
-    return next((each for each in (path, *path.parents) if os.path.exists(each)), Path("/"))  # noqa: PTH110
+    return next((parent for parent in (path, *path.parents) if os.path.exists(parent)), Path("/"))  # noqa: PTH110
 
 
 _SECRETS = "secrets"
@@ -194,7 +194,7 @@ def _unwritable(cache: Path) -> str | None:
     if (absent := away(cache)) is not None:
         return f"{cache} is on a disk that isn't mounted ({absent.volume})"
     # For a name that is too long os.path.lexists returns False, and Path's methods raise.
-    nearest = next(each for each in (cache, *cache.parents) if os.path.lexists(each))
+    nearest = next(parent for parent in (cache, *cache.parents) if os.path.lexists(parent))
     if not nearest.is_dir():
         return f"{nearest} is no folder"
     if nearest != cache:
@@ -211,7 +211,7 @@ _DISCOVERY: Final = "discovery"
 
 def look_at_discovery(installation: Installation) -> Iterator[Finding]:
     """Look at the folders of models.discover; the Hugging Face cache has a check of its own."""
-    places = [each for each in installation.settings.discovery.discover if each != HUGGING_FACE]
+    places = [text for text in installation.settings.discovery.discover if text != HUGGING_FACE]
     unread = [(place, why) for place in places if (why := _unreadable(place)) is not None]
     for place, why in unread:
         yield warning(

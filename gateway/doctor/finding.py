@@ -48,7 +48,7 @@ def error(check: str, evidence: str, remedy: str, *, subject: str | None = None)
 def worst(findings: Iterable[Finding]) -> Severity:
     """The worst severity of the findings; OK if there are none."""
     order = list(Severity)
-    return max((each.severity for each in findings), key=order.index, default=Severity.OK)
+    return max((finding.severity for finding in findings), key=order.index, default=Severity.OK)
 
 
 class Observation(Struct, frozen=True):

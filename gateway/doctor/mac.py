@@ -208,7 +208,7 @@ _RESULTS: Final = {True: "holds", False: "**differs**", None: ""}
 def line(row: Row) -> str:
     """The row as a line of Markdown."""
     cells = (row.probe, _RESULTS[row.holds], row.assumed, row.seen, row.relied_on_by)
-    return f"| {' | '.join(each.replace('|', '/') for each in cells)} |"
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 
 # A path in quotes may have spaces.

@@ -150,7 +150,7 @@ def _returned(name: str, size: int, end: Callable[[Probe], object], within_s: fl
         end(probe)
         exit_s = time.monotonic() - began
     # The wired pages tell more, where these show what the probe held.
-    which = next((each for each in (1, 0) if before[each] - meanwhile[each] > size / 2), None)
+    which = next((index for index in (1, 0) if before[index] - meanwhile[index] > size / 2), None)
     slack = max(_NOISE_BYTES, size * _NOISE_SHARE)
     while True:
         after, passed_s = _free(), time.monotonic() - began
@@ -158,8 +158,8 @@ def _returned(name: str, size: int, end: Callable[[Probe], object], within_s: fl
             break
         time.sleep(_LOOK_S)
     moments = (before, meanwhile, after)
-    wired = ", ".join(format_size(-each[1]) for each in moments)
-    free = ", ".join(format_size(each[0]) for each in moments)
+    wired = ", ".join(format_size(-moment[1]) for moment in moments)
+    free = ", ".join(format_size(pair[0]) for pair in moments)
     text = f"{name}, of {format_size(size)}, took {exit_s:.1f} s; wired {wired}; available {free}"
     if which is None:
         return Observation(f"{text}; neither showed it")
@@ -184,7 +184,7 @@ def look_at_limits(within_s: float) -> Iterator[Observation]:
         "32 MB of buffers": times.small_cache_s / base,
         "none": times.no_cache_s / base,
     }
-    found = ", ".join(f"{name} {each:.2f}" for name, each in ratios.items())
+    found = ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
     holds = max(ratios["above"], ratios["32 MB of buffers"]) <= 1.25
     yield Observation(f"times of {1000 * base:.1f} ms: {found}", holds)
 

@@ -66,8 +66,8 @@ _EVEN: Final = 0.5
 
 def look_at_two_workers(within_s: float) -> Iterator[Observation]:
     with Probe(within_s) as first, Probe(within_s) as second, Probe(within_s, _NICER) as nicer:
-        for each in (first, second, nicer):
-            each.environment()
+        for probe in (first, second, nicer):
+            probe.environment()
         (alone,) = _rates(first)
         equal = _rates(first, second)
         unequal = _rates(first, nicer)
@@ -81,9 +81,9 @@ def look_at_two_workers(within_s: float) -> Iterator[Observation]:
 
 def _rates(*probes: Probe) -> list[float]:
     """The steps/s of each, while all compute at once."""
-    for each in probes:
-        each.send(Compute(_COMPUTE_S))
-    return [each.answer(Rate).steps_per_s for each in probes]
+    for probe in probes:
+        probe.send(Compute(_COMPUTE_S))
+    return [probe.answer(Rate).steps_per_s for probe in probes]
 
 
 _TOKENS: Final = 128
@@ -100,7 +100,7 @@ def look_at_speed(within_s: float) -> Iterator[Observation]:
 
 
 def look_at_greedy_text(within_s: float) -> Iterator[Observation]:
-    asked = Generated(_DEMO, tuple(f"Tell me {each} stories." for each in range(2, 10)), 100)
+    asked = Generated(_DEMO, tuple(f"Tell me {index} stories." for index in range(2, 10)), 100)
     found = msgspec.json.decode(_answer("compare", asked, within_s), type=SameText)
     yield Observation(f"{found.same} of {found.of} texts of 100 tokens are the same")
 
@@ -116,10 +116,10 @@ def look_at_launchctl(_within_s: float) -> Iterator[Observation]:
     domains = {"gui": f"gui/{os.getuid()}", "user": f"user/{os.getuid()}", "system": "system"}
     try:
         session = run("launchctl", "managername").printed.strip()
-        found = {name: run("launchctl", "print", each).status for name, each in domains.items()}
+        found = {name: run("launchctl", "print", domain).status for name, domain in domains.items()}
     except ServiceError as error:
         raise ProbeError(str(error)) from error
-    text = ", ".join(f"{name} {each}" for name, each in found.items())
+    text = ", ".join(f"{name} {number}" for name, number in found.items())
     here = found["user"] == found["system"] == 0 and found["gui"] in (0, 112, 125)
     yield Observation(f"{text}, in a session of the kind {session}", here)
 
@@ -140,7 +140,7 @@ def look_at_environment(_within_s: float) -> Iterator[Observation]:
     words = {True: "shown", False: "hidden", None: "not here"}
     on_mac = sys.platform == "darwin"
     holds = shown["own Python"] is True and shown["sh"] is not on_mac
-    yield Observation(", ".join(f"{name} {words[each]}" for name, each in shown.items()), holds)
+    yield Observation(", ".join(f"{name} {words[flag]}" for name, flag in shown.items()), holds)
 
 
 def _shows(command: list[str]) -> bool:

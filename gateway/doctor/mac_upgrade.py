@@ -75,5 +75,5 @@ class _DemoStream:
                     continue
                 self.started.set()
                 chunk = msgspec.json.decode(line.removeprefix("data: "))
-                text += "".join(each["text"] for each in chunk["choices"])
+                text += "".join(choice["text"] for choice in chunk["choices"])
         return text

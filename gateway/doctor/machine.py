@@ -69,7 +69,7 @@ def look_at_device(installation: Installation) -> Iterator[Finding]:
 def _last_line(failure: Exception) -> str:
     stderr = getattr(failure, "stderr", None)
     text = stderr.decode("utf-8", "replace") if isinstance(stderr, bytes) else ""
-    lines = [each.strip() for each in text.splitlines() if each.strip()]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     return (lines[-1] if lines else str(failure)).rstrip(".")
 
 
@@ -292,9 +292,9 @@ def judge_python(version: str, wanted: str | None, system: str, machine: str) ->
 def look_at_packages(_installation: Installation) -> Iterator[Finding]:
     # A package with damaged metadata has no name, and is left out.
     installed: dict[str, str] = {
-        canonicalize_name(each.metadata["Name"]): each.version
-        for each in metadata.distributions()
-        if "Name" in each.metadata
+        canonicalize_name(distribution.metadata["Name"]): distribution.version
+        for distribution in metadata.distributions()
+        if "Name" in distribution.metadata
     }
     try:
         requirements = metadata.requires(_DISTRIBUTION) or []
@@ -315,7 +315,7 @@ def judge_packages(
     wrong = list(_unmet(requirements, installed))
     for evidence in wrong:
         yield error("packages", evidence, _INSTALL)
-    back_ends = [each for each in _BACK_ENDS if each in installed]
+    back_ends = [back_end for back_end in _BACK_ENDS if back_end in installed]
     if len(back_ends) > 1:
         yield error(
             "packages",

@@ -180,7 +180,7 @@ def read_examined(
     try:
         if outcome.lines:
             msgspec.json.decode(outcome.lines[0], type=Environment)
-        answers = [msgspec.json.decode(each, type=Examined) for each in outcome.lines[1:]]
+        answers = [msgspec.json.decode(line, type=Examined) for line in outcome.lines[1:]]
     except msgspec.MsgspecError as failure:
         return dict.fromkeys(model_ids, f"its interpreter answers nonsense ({failure})")
     failure_text = outcome.failure or "the process ended too early"
@@ -241,7 +241,7 @@ def judge_model(model_id: str, examined: Examined | str, size: Fit | None) -> It
         yield error(
             _CHECK,
             f"{examined[:1].upper()}{examined[1:]}.",
-            _REMEDY_OF_LIMIT if any(each in examined for each in _LIMIT) else _REMEDY_OF_PACKAGES,
+            _REMEDY_OF_LIMIT if any(name in examined for name in _LIMIT) else _REMEDY_OF_PACKAGES,
             subject=model_id,
         )
     elif examined.problem is not None:

@@ -86,9 +86,9 @@ def look_at_throughput(installation: Installation) -> Iterator[Finding]:
             "See `bulkhead status` and `bulkhead logs`.",
         )
     else:
-        domains = [each.domain for each in jobs(users_service())] or ["an unknown domain"]
-        for each in speeds:
-            yield judge_throughput(each, domains if running.is_service else ())
+        domains = [job.domain for job in jobs(users_service())] or ["an unknown domain"]
+        for speed in speeds:
+            yield judge_throughput(speed, domains if running.is_service else ())
 
 
 def judge_throughput(speeds: SpeedComparison, domains: Sequence[str]) -> Finding:
@@ -140,7 +140,9 @@ def _measure(installation: Installation, running: Running) -> tuple[SpeedCompari
         busy = psutil.cpu_percent(_BUSY_LOOK_S) / 100
         earlier = _in_gateway(client, model)
         # The context is known once the model is loaded.
-        context = {each.id: each.context_tokens for each in _status(client).models}[model]
+        context = {
+            model_status.id: model_status.context_tokens for model_status in _status(client).models
+        }[model]
         shell = _in_shell(source, python, _long_tokens(context))
         read = [_prefilled_in_gateway(client, model, shell)]
         later = _in_gateway(client, model)
@@ -177,7 +179,7 @@ def _choose(status: Status, configured: dict[str, ModelSettings]) -> tuple[str, 
             return model.id, locate(configured[model.id].path), configured[model.id].interpreter
         except ValueError:
             continue
-    if any(each.id == DEMO_ID for each in status.models):
+    if any(model_status.id == DEMO_ID for model_status in status.models):
         return DEMO_ID, str(DEMO_FOLDER), None
     raise _ImpossibleError(
         "The gateway has neither the demo model nor a configured one that is loaded and small "
@@ -226,7 +228,7 @@ def _status(client: httpx.Client) -> Status:
 
 
 def _requests(status: Status) -> int:
-    return sum(each.active_requests + each.queue_depth for each in status.models)
+    return sum(model.active_requests + model.queue_depth for model in status.models)
 
 
 def _in_shell(source: str, python: str | None, long_tokens: int) -> Measured:

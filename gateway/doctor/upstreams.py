@@ -52,7 +52,7 @@ async def _ask_all(
     upstreams: dict[str, UpstreamSettings], instance: str | None
 ) -> dict[str, UpstreamAnswer | Exception]:
     answers = await asyncio.gather(
-        *(_ask(name, each, instance or new_instance()) for name, each in upstreams.items())
+        *(_ask(name, upstream, instance or new_instance()) for name, upstream in upstreams.items())
     )
     return dict(zip(upstreams, answers, strict=True))
 
@@ -100,7 +100,7 @@ def judge_upstream(
             "may use.",
             subject=name,
         )
-    ready = sum(each.state == "ready" for each in found.offers)
+    ready = sum(offer.state == "ready" for offer in found.offers)
     loaded = "" if found.version is None else f", of which {ready} ready"
     count = len(found.offers)
     models = f"{count} model{'' if count == 1 else 's'}{loaded}"

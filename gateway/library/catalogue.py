@@ -85,8 +85,8 @@ class Used(Struct, frozen=True):
 
 def with_configured(found: list[FoundModel], configuration: Configuration) -> list[FoundModel]:
     """The found models, and further models that tables of the configuration name. Blocks."""
-    known = {each.source for each in found} | {each.folder for each in found}
-    more = {each.folder: each for each in found}
+    known = {model.source for model in found} | {found_model.folder for found_model in found}
+    more = {model.folder: model for model in found}
     for model_id, located in configuration.located.items():
         if located.path in known or configuration.settings.models[model_id].command:
             continue
@@ -126,22 +126,22 @@ def catalogue(
 ) -> list[ModelOnDisk]:
     """All models, sorted by name. `served` is by ids of models, `last_used_at` by sources."""
     entries = []
-    for each in found:
-        places = (each.source, each.folder)
+    for found_model in found:
+        places = (found_model.source, found_model.folder)
         ids = tuple(k for k, v in configuration.located.items() if v.path in places)
         tables = {model_id: configuration.settings.models[model_id] for model_id in ids}
         first = served.get(ids[0]) if ids else None
-        described = each.description
+        described = found_model.description
         entries.append(
             ModelOnDisk(
-                source=each.source,
+                source=found_model.source,
                 ids=ids,
                 aliases=tuple(alias for model in tables.values() for alias in model.aliases),
-                path=each.path,
-                folder=each.folder,
-                size_bytes=each.size_bytes,
-                freed_bytes=each.freed_bytes,
-                part_bytes=each.part_bytes,
+                path=found_model.path,
+                folder=found_model.folder,
+                size_bytes=found_model.size_bytes,
+                freed_bytes=found_model.freed_bytes,
+                part_bytes=found_model.part_bytes,
                 architecture=described.architecture,
                 quantization=described.quantization,
                 context_tokens=described.context_tokens,
@@ -149,14 +149,14 @@ def catalogue(
                 abilities=described.abilities,
                 problem=described.problem or (first.failure if first else None),
                 state=None if first is None else first.state,
-                last_used_at=last_used_at.get(each.source),
+                last_used_at=last_used_at.get(found_model.source),
                 configured=tuple(k for k in ids if k not in configuration.discovered),
-                name_holder=_name_holder(each, ids, configuration),
+                name_holder=_name_holder(found_model, ids, configuration),
                 system={k: v.system for k, v in tables.items() if v.system},
                 defaults={k: str(v.defaults) for k, v in tables.items() if v.defaults.given},
             )
         )
-    return sorted(entries, key=lambda each: (each.name.lower(), each.source))
+    return sorted(entries, key=lambda on_disk: (on_disk.name.lower(), on_disk.source))
 
 
 def _name_holder(
@@ -165,23 +165,23 @@ def _name_holder(
     if not ids or ids[0] not in configuration.discovered:
         return None
     holder = configuration.names.get(found.claims[0].name)
-    return None if holder in {each.home for each in found.claims} else holder
+    return None if holder in {claim.home for claim in found.claims} else holder
 
 
 def look_up(entries: list[ModelOnDisk], name: str) -> ModelOnDisk | None:
     """The model with this id, alias, repository or folder. Otherwise the only model with a source
     whose last part is `name`. None: there is no such model.
     """
-    for each in entries:
-        if name in (*each.ids, *each.aliases, each.source, each.path, each.folder):
-            return each
-    alike = [each for each in entries if each.source.rpartition("/")[2] == name]
+    for on_disk in entries:
+        if name in (*on_disk.ids, *on_disk.aliases, on_disk.source, on_disk.path, on_disk.folder):
+            return on_disk
+    alike = [entry for entry in entries if entry.source.rpartition("/")[2] == name]
     return alike[0] if len(alike) == 1 else None
 
 
 def unknown(entries: list[ModelOnDisk], name: str) -> str:
     """The message that no model has this name."""
-    names = [each.name for each in entries]
+    names = [on_disk.name for on_disk in entries]
     known = ", ".join(names) or "none"
     meant = suggestion(nearest_model(name, names))
     return f"There is no model {name!r} on the disks; there are: {known}.{meant}"
@@ -200,7 +200,9 @@ def objection(
         return "The demo model is a part of Bulkhead."
     if pulled is not None:
         return f"{entry.source} is being pulled: cancel that first (pull {pulled})."
-    loaded = [each for each in entry.ids if each in served and served[each].loaded]
+    loaded = [
+        identifier for identifier in entry.ids if identifier in served and served[identifier].loaded
+    ]
     if loaded:
         return f"{loaded[0]} is loaded: run `bulkhead unload {loaded[0]}` first."
     needed = [
@@ -211,7 +213,7 @@ def objection(
     if needed:
         return f"{needed[0]} needs it too, as a draft model or adapter."
     if entry.configured:
-        places = [str(configuration.source(("models", each, "path"))) for each in entry.configured]
+        places = [str(configuration.source(("models", text, "path"))) for text in entry.configured]
         return (
             f"The configuration names it, as {', '.join(entry.configured)} ({', '.join(places)}): "
             "take that out, and reload."

@@ -194,7 +194,7 @@ def _architectures() -> frozenset[str]:
     if found is None or not found.submodule_search_locations:
         return frozenset()
     package = Path(next(iter(found.submodule_search_locations)))
-    names = {each.stem for each in (package / "models").glob("*.py")}
+    names = {path.stem for path in (package / "models").glob("*.py")}
     # Further names of some architectures.
     text = (package / "utils.py").read_text("utf-8")
     if table := re.search(r"^MODEL_REMAPPING = \{(.*?)^\}", text, re.DOTALL | re.MULTILINE):

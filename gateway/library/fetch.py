@@ -245,8 +245,8 @@ class CachedRepository:
             HubError: another process pulls the repository.
             OSError: the folders can't be made or opened.
         """
-        for each in ("blobs", "snapshots", "refs"):
-            (self.folder / each).mkdir(parents=True, exist_ok=True)
+        for text in ("blobs", "snapshots", "refs"):
+            (self.folder / text).mkdir(parents=True, exist_ok=True)
         self._lock = os.open(self.folder, os.O_RDONLY)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -301,10 +301,10 @@ class CachedRepository:
         unfinished = _unfinished(ref)
         unfinished.write_text(listing.commit, "ascii")
         unfinished.replace(ref)
-        for each in (self.folder / "blobs").glob(f"*{PART}"):
+        for path in (self.folder / "blobs").glob(f"*{PART}"):
             # A part with such a name is of an earlier revision. Other tools give longer names.
-            if DIGEST.fullmatch(each.name.removesuffix(PART)):
-                each.unlink(missing_ok=True)
+            if DIGEST.fullmatch(path.name.removesuffix(PART)):
+                path.unlink(missing_ok=True)
         return snapshot
 
 

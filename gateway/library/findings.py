@@ -30,7 +30,7 @@ class Room(Struct, frozen=True):
     process_bytes: int
 
 
-class Finding(Struct, frozen=True, kw_only=True):
+class HubFinding(Struct, frozen=True, kw_only=True):
     """A repository of the hub; null means not known. A load needs about `needed_bytes`, guessed by
     the size of the weights: a pull computes it before it begins. `fits` now, after the unload of
     other models, or never. `downloads` are those of the last 30 days, `changed_at` is a Unix time
@@ -66,7 +66,7 @@ class Findings(Struct, frozen=True, kw_only=True):
     dated: str | None
     free_bytes: int
     possible_bytes: int
-    results: tuple[Finding, ...]
+    results: tuple[HubFinding, ...]
 
 
 # When the list was made: better models may have come since.
@@ -104,7 +104,7 @@ def rank_candidates(
     now: float,
 ) -> Findings:
     """The findings for the words. `served` maps the repositories on this machine to their ids."""
-    ordered = sorted(candidates, key=lambda each: _rank(words, each, now))
+    ordered = sorted(candidates, key=lambda candidate: _rank(words, candidate, now))
     return _findings(" ".join(words), None, ordered[:_MOST], room, served)
 
 
@@ -125,15 +125,17 @@ def _findings(
         dated=dated,
         free_bytes=max(0, room.free_bytes),
         possible_bytes=max(0, room.possible_bytes),
-        results=tuple(_judged(each, room, served.get(each.repository)) for each in candidates),
+        results=tuple(
+            _judged(candidate, room, served.get(candidate.repository)) for candidate in candidates
+        ),
     )
 
 
-def _judged(candidate: Candidate, room: Room, served_as: str | None) -> Finding:
+def _judged(candidate: Candidate, room: Room, served_as: str | None) -> HubFinding:
     needed_bytes = None
     if candidate.weight_bytes is not None:
         needed_bytes = guessed_floor_bytes(candidate.weight_bytes, room.process_bytes)
-    return Finding(
+    return HubFinding(
         repository=candidate.repository,
         weight_bytes=candidate.weight_bytes,
         needed_bytes=needed_bytes,
@@ -160,7 +162,7 @@ def _rank(words: tuple[str, ...], candidate: Candidate, now: float) -> tuple[obj
     these a year of age weighs as much as a tenth of the downloads.
     """
     parts = parts_of(candidate.repository)
-    whole = sum(each in parts for each in words)
+    whole = sum(word in parts for word in words)
     age_years = (now - (candidate.changed_at or 0.0)) / _YEAR_S
     worth = math.log10(1 + (candidate.downloads or 0)) - age_years
     return (candidate.problem is not None, not candidate.mlx, -whole, -worth, candidate.repository)

@@ -13,7 +13,7 @@ from msgspec import Struct
 from gateway.config.model_folders import expand_home, hugging_face_cache
 from gateway.config.settings import HUGGING_FACE
 from gateway.library.description import NOTHING, Description, describe
-from gateway.library.names import Claim
+from gateway.library.names import NameClaim
 from protocol.hub_cache import NotInCacheError, find_snapshot
 
 _DEEPEST: Final = 3
@@ -40,7 +40,7 @@ class FoundModel(Struct, frozen=True, kw_only=True):
     freed_bytes: int
     part_bytes: int
     description: Description
-    claims: tuple[Claim, ...] = ()
+    claims: tuple[NameClaim, ...] = ()
 
 
 def search(place: str) -> list[FoundModel]:
@@ -94,7 +94,7 @@ def _examined(spot: _Spot, *, in_cache: bool) -> FoundModel:
             if problem is None
             else msgspec.structs.replace(NOTHING, problem=problem)
         ),
-        claims=(Claim(home, named.name, "/".join(named.parts[-2:])),),
+        claims=(NameClaim(home, named.name, "/".join(named.parts[-2:])),),
     )
 
 

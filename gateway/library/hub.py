@@ -106,7 +106,7 @@ class _Result(Struct):
         """
         parameters = {} if self.safetensors is None else self.safetensors.parameters
         counted = sum(count * _TYPE_BYTES.get(kind, 1) for kind, count in parameters.items())
-        return min((each for each in (counted, self.usedStorage) if each), default=None)
+        return min((number for number in (counted, self.usedStorage) if number), default=None)
 
 
 T = TypeVar("T")
@@ -151,9 +151,11 @@ class Hub:
         model = self._decoded(answer, _HubModel)
         files = tuple(
             RemoteFile(
-                each.rfilename, each.size, each.blobId if each.lfs is None else each.lfs.sha256
+                sibling.rfilename,
+                sibling.size,
+                sibling.blobId if sibling.lfs is None else sibling.lfs.sha256,
             )
-            for each in model.siblings
+            for sibling in model.siblings
         )
         dtypes = {} if model.safetensors is None else model.safetensors.parameters
         return Listing(repository, model.sha, files, dtypes)
@@ -164,11 +166,11 @@ class Hub:
         query: dict[str, str | int] = {"author": COMMUNITY, "search": name, "limit": _LISTED}
         try:
             answer = self._ask("/api/models", query, name)
-            names = sorted(each.id for each in self._decoded(answer, list[_Named]))
+            names = sorted(named.id for named in self._decoded(answer, list[_Named]))
         except (HubError, TroubleError):
             # The message that the repository is missing doesn't need similar names.
             return []
-        exact = [each for each in names if each.startswith(f"{COMMUNITY}/{name}-")]
+        exact = [text for text in names if text.startswith(f"{COMMUNITY}/{name}-")]
         return (exact or names)[:_SHOWN]
 
     def search(self, text: str) -> list[Candidate]:
@@ -193,9 +195,9 @@ class Hub:
                     raise
                 # The hub refuses a repository in this way, and a search has none.
                 raise HubError("broken", f"{self.endpoint} refuses to search models.") from error
-            for each in self._decoded(answer, list[_Result]):
-                if _is_repository(each.id):
-                    candidates.setdefault(each.id, _candidate(each))
+            for result in self._decoded(answer, list[_Result]):
+                if _is_repository(result.id):
+                    candidates.setdefault(result.id, _candidate(result))
         return list(candidates.values())
 
     def _ask(self, path: str, query: dict[str, Any], what: str) -> bytes:

@@ -143,9 +143,9 @@ class Download:
 
     def _plan(self, listing: Listing, repository: CachedRepository) -> Planned:
         missing_bytes = sum(
-            each.size_bytes - repository.part_bytes(each)
-            for each in _once(listing)
-            if not repository.has(listing, each)
+            file.size_bytes - repository.part_bytes(file)
+            for file in _once(listing)
+            if not repository.has(listing, file)
         )
         free_bytes = _free_bytes(self._cache)
         if missing_bytes and missing_bytes + _LEFT_BYTES > free_bytes:
@@ -161,7 +161,7 @@ class Download:
             repository=listing.repository,
             commit=listing.commit,
             files=len(listing.files),
-            total_bytes=sum(each.size_bytes for each in _once(listing)),
+            total_bytes=sum(remote_file.size_bytes for remote_file in _once(listing)),
             missing_bytes=missing_bytes,
             free_bytes=free_bytes,
             config=config,
@@ -178,7 +178,7 @@ class Download:
         index = self._patiently(lambda: self._table(listing, INDEX, LARGEST_FILE_BYTES))
         placed = (index or {}).get("weight_map")
         named = placed.values() if isinstance(placed, dict) else ()
-        return {each for each in named if isinstance(each, str)}
+        return {text for text in named if isinstance(text, str)}
 
     def _config(self, listing: Listing) -> dict[str, Any]:
         config = self._table(listing, "config.json", _LARGEST_CONFIG_BYTES)
@@ -190,7 +190,7 @@ class Download:
         """Read a file into memory, as nothing is written before the plan is accepted. None: it is
         larger, or has no table.
         """
-        file = next(each for each in listing.files if each.name == name)
+        file = next(remote_file for remote_file in listing.files if remote_file.name == name)
         if file.size_bytes > most_bytes:
             return None
         try:
@@ -238,21 +238,21 @@ class Download:
 
     def _fetch_all(self, listing: Listing, repository: CachedRepository) -> None:
         """Fetch the missing files of a listing. Raises: HubError, ChangedError, OSError."""
-        files = sorted(_once(listing), key=lambda each: -each.size_bytes)
-        missing = [each for each in files if not repository.has(listing, each)]
+        files = sorted(_once(listing), key=lambda file: -file.size_bytes)
+        missing = [remote_file for remote_file in files if not repository.has(listing, remote_file)]
         fetches = [
             FileFetch(
                 self._source,
                 listing,
-                each,
-                repository.part(each),
-                repository.blob(each),
+                file,
+                repository.part(file),
+                repository.blob(file),
                 self._job,
             )
-            for each in missing
+            for file in missing
         ]
-        total_bytes = sum(each.size_bytes for each in files)
-        present_bytes = total_bytes - sum(each.size_bytes for each in missing)
+        total_bytes = sum(file.size_bytes for file in files)
+        present_bytes = total_bytes - sum(file.size_bytes for file in missing)
         waiting: queue.SimpleQueue[FileFetch] = queue.SimpleQueue()
         for fetch in fetches:
             waiting.put(fetch)
@@ -272,10 +272,10 @@ class Download:
             threading.Thread(target=work, name=f"fetch-{number}", daemon=True).start()
         pace = Pace()
         while True:
-            done_bytes = present_bytes + sum(each.have_bytes for each in fetches)
+            done_bytes = present_bytes + sum(file_fetch.have_bytes for file_fetch in fetches)
             now = time.monotonic()
             pace.add(now, done_bytes)
-            trouble = next((each.trouble for each in fetches if each.trouble), None)
+            trouble = next((fetch.trouble for fetch in fetches if fetch.trouble), None)
             left_s = pace.seconds_left(total_bytes - done_bytes)
             self._send(Progressed(done_bytes, total_bytes, pace.bytes_per_s, left_s, trouble))
             if not workers:
@@ -297,7 +297,7 @@ class Download:
 
 def _once(listing: Listing) -> list[RemoteFile]:
     """The files of a listing, one of each content, as files of the same content are one blob."""
-    return list({each.digest: each for each in listing.files}.values())
+    return list({file.digest: file for file in listing.files}.values())
 
 
 def _free_bytes(folder: Path) -> int:

@@ -61,10 +61,10 @@ class LastUsed:
         self._tasks.start(self._read(everyone), "read")
 
     def collect(self, everyone: Everyone) -> None:
-        for each in everyone():
-            used_at = each.traffic.use.last_at
-            if used_at is not None and used_at > self.at.get(each.model.source, 0.0):
-                self.at[each.model.source] = used_at
+        for model in everyone():
+            used_at = model.traffic.use.last_at
+            if used_at is not None and used_at > self.at.get(model.model.source, 0.0):
+                self.at[model.model.source] = used_at
 
     async def close(self, everyone: Everyone) -> None:
         await self._tasks.cancel_all()
@@ -154,9 +154,9 @@ class Library:
         await self._beside(self._looks, lambda: check_own_folder(entry), _LOOK_S)
         pulled = next(
             (
-                each.id
-                for each in self._pulls.statuses
-                if not each.over and entry.source in (each.repository, each.model)
+                status.id
+                for status in self._pulls.statuses
+                if not status.over and entry.source in (status.repository, status.model)
             ),
             None,
         )
@@ -218,7 +218,7 @@ class Library:
     def _room(self) -> Room:
         ledger = self._fleet.scheduler.admission.ledger
         # Loans that nothing needs are called back for another model, so they count as free.
-        loose_bytes = sum(each.loose_bytes for each in ledger.allocations)
+        loose_bytes = sum(allocation.loose_bytes for allocation in ledger.allocations)
         return Room(
             ledger.free_bytes + loose_bytes, ledger.possible_bytes, self._fleet.process_bytes
         )
@@ -229,14 +229,18 @@ class Library:
         except Refusal:
             # The disks are slow; the results are of use without the ids.
             return {}
-        return {each.source: each.ids[0] for each in entries if each.ids and each.problem is None}
+        return {
+            on_disk.source: on_disk.ids[0]
+            for on_disk in entries
+            if on_disk.ids and on_disk.problem is None
+        }
 
     def _served(self) -> dict[str, ServedModel]:
         return {
-            each.model.id: ServedModel(
-                str(each.state), each.worker is not None, each.condition.trouble
+            model.model.id: ServedModel(
+                str(model.state), model.worker is not None, model.condition.trouble
             )
-            for each in self._fleet.roster.configured.values()
+            for model in self._fleet.roster.configured.values()
         }
 
     async def _beside(self, lane: Lane, call: Callable[[], T], deadline_s: float) -> T:

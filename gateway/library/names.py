@@ -11,7 +11,7 @@ from msgspec import Struct
 _MOST_REMEMBERED: Final = 10_000
 
 
-class Claim(Struct, frozen=True):
+class NameClaim(Struct, frozen=True):
     """A name that a model may have by one of its homes: a repository of the Hugging Face cache, or
     the path of a folder or link. `longer` is the name with its owner or folder.
     """
@@ -27,7 +27,7 @@ class Claimant(Struct, frozen=True):
     """
 
     source: str
-    claims: tuple[Claim, ...]
+    claims: tuple[NameClaim, ...]
     folder: str = ""
 
 

@@ -131,7 +131,7 @@ class Pulls:
     @property
     def statuses(self) -> list[PullStatus]:
         """The status of each pull, the newest pull last."""
-        return [each.status for each in self._pulls.values()]
+        return [pull.status for pull in self._pulls.values()]
 
     def find(self, pull_id: str) -> Pull:
         """Raises: Refusal: there is no pull with this id."""
@@ -151,12 +151,12 @@ class Pulls:
             reference = parse_reference(model)
         except ValueError as error:
             raise Refusal("invalid_request_error", str(error), param="model") from error
-        running = [each for each in self._pulls.values() if not each.status.over]
-        for each in running:
-            if str(each.reference).lower() == str(reference).lower():
-                return each
+        running = [pull for pull in self._pulls.values() if not pull.status.over]
+        for item in running:
+            if str(item.reference).lower() == str(reference).lower():
+                return item
         if len(running) >= _AT_ONCE:
-            names = ", ".join(each.status.model for each in running)
+            names = ", ".join(pull.status.model for pull in running)
             raise Refusal(
                 "queue_full",
                 f"There are {len(running)} pulls already: {names}. Wait for one, or cancel it.",
@@ -197,10 +197,10 @@ class Pulls:
     async def close(self) -> None:
         """End the processes of all pulls. The next gateway resumes these pulls."""
         self._closing = True
-        running = [each for each in self._pulls.values() if not each.ended.is_set()]
-        for each in running:
-            if each.process is not None:
-                each.process.kill()
+        running = [pull for pull in self._pulls.values() if not pull.ended.is_set()]
+        for pull in running:
+            if pull.process is not None:
+                pull.process.kill()
         await asyncio.gather(*map(self._wait_for_end, running))
         await self._tasks.cancel_all()
 
@@ -354,15 +354,15 @@ class Pulls:
 
     def _write_unfinished(self) -> None:
         unfinished = tuple(
-            _UnfinishedPull(str(each.reference), each.force)
-            for each in self._pulls.values()
-            if not each.status.over
+            _UnfinishedPull(str(pull.reference), pull.force)
+            for pull in self._pulls.values()
+            if not pull.status.over
         )
         self._lane.soon(
             functools.partial(write_state, self._state_path, _UnfinishedPulls(unfinished))
         )
 
     def _drop_oldest(self) -> None:
-        over = [each.status.id for each in self._pulls.values() if each.status.over]
+        over = [pull.status.id for pull in self._pulls.values() if pull.status.over]
         for pull_id in over[: max(0, len(self._pulls) - _REMEMBERED)]:
             del self._pulls[pull_id]

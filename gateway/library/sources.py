@@ -60,11 +60,11 @@ class Listing(Struct, frozen=True):
     @property
     def weight_bytes(self) -> int:
         weights = opened(self.names)
-        return sum(each.size_bytes for each in self.files if each.name in weights)
+        return sum(file.size_bytes for file in self.files if file.name in weights)
 
     @property
     def names(self) -> list[str]:
-        return [each.name for each in self.files]
+        return [file.name for file in self.files]
 
 
 class Body(Struct):
@@ -125,16 +125,16 @@ def checked(listing: Listing, indexed: Collection[str] = ()) -> Listing:
     taken = {*weights, *beside(indexed)}
     if not _COMMIT.fullmatch(listing.commit):
         raise HubError("broken", f"The hub names no commit of {repository}.")
-    files = tuple(each for each in listing.files if each.name in taken or _is_wanted(each.name))
-    for each in files:
-        path = PurePosixPath(each.name)
-        if path.is_absolute() or ".." in path.parts or "\\" in each.name or "\0" in each.name:
-            raise HubError("broken", f"The hub has a file {each.name!r}, which is no safe name.")
-        if not DIGEST.fullmatch(each.digest) or each.size_bytes < 0:
-            raise HubError("broken", f"The hub doesn't say what is in {each.name} of {repository}.")
-    names = [each.name for each in files]
+    files = tuple(file for file in listing.files if file.name in taken or _is_wanted(file.name))
+    for file in files:
+        path = PurePosixPath(file.name)
+        if path.is_absolute() or ".." in path.parts or "\\" in file.name or "\0" in file.name:
+            raise HubError("broken", f"The hub has a file {file.name!r}, which is no safe name.")
+        if not DIGEST.fullmatch(file.digest) or file.size_bytes < 0:
+            raise HubError("broken", f"The hub doesn't say what is in {file.name} of {repository}.")
+    names = [remote_file.name for remote_file in files]
     if "config.json" not in names or not weights:
-        what = _kinds([each.name for each in listing.files])
+        what = _kinds([file.name for file in listing.files])
         raise HubError(
             "no_model",
             f"{repository} is no model that MLX loads: it has no "
@@ -151,14 +151,14 @@ def checked(listing: Listing, indexed: Collection[str] = ()) -> Listing:
 
 
 def _is_wanted(name: str) -> bool:
-    if any(fnmatchcase(name, each) for each in _UNWANTED):
+    if any(fnmatchcase(name, text) for text in _UNWANTED):
         return False
-    return any(fnmatchcase(name, each) for each in _WANTED)
+    return any(fnmatchcase(name, text) for text in _WANTED)
 
 
 def _kinds(names: list[str]) -> str:
     for suffix, what in ((".gguf", "GGUF"), (".bin", "PyTorch"), (".safetensors", "other")):
-        if any(each.endswith(suffix) for each in names):
+        if any(name.endswith(suffix) for name in names):
             return f", but {what} files"
     return ""
 
@@ -168,9 +168,9 @@ def element_bytes(listing: Listing, config: dict[str, Any]) -> int:
     `gateway.memory.weights` reads the size from the headers of the files.
     """
     sizes = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-    counts = {each: count for each, count in listing.dtypes.items() if each in sizes}
+    counts = {name: count for name, count in listing.dtypes.items() if name in sizes}
     if counts:
-        return sizes[max(counts, key=lambda each: counts[each])]
+        return sizes[max(counts, key=lambda name: counts[name])]
     nested = config.get("text_config")
     text = {**config, **(nested if isinstance(nested, dict) else {})}
     return 4 if (text.get("torch_dtype") or text.get("dtype")) == "float32" else 2
@@ -211,13 +211,13 @@ class ModelFolder:
     def listing(self, repository: str) -> Listing:
         folder, commit = self._find(repository)
         try:
-            paths = sorted(each for each in folder.rglob("*") if each.is_file())
-            files = tuple(_listed(folder, each) for each in paths)
+            paths = sorted(path for path in folder.rglob("*") if path.is_file())
+            files = tuple(_listed(folder, path) for path in paths)
         except OSError as error:
             raise TroubleError(f"{folder} can't be read: {error.strerror}") from error
         if commit is None:
             # The commit is made from the content, so the same files are the same revision.
-            lines = "".join(f"{each.digest} {each.name}\n" for each in files)
+            lines = "".join(f"{file.digest} {file.name}\n" for file in files)
             commit = hashlib.sha1(lines.encode(), usedforsecurity=False).hexdigest()
         return Listing(repository, commit, files, {})
 
@@ -232,14 +232,16 @@ class ModelFolder:
         """The repositories with each word in their names. Raises: HubError, TroubleError."""
         self._check_there()
         try:
-            names = [each for each in self._repositories() if matches(words, each)]
-            return [self._candidate(each) for each in names]
+            names = [
+                repository for repository in self._repositories() if matches(words, repository)
+            ]
+            return [self._candidate(name) for name in names]
         except OSError as error:
             raise TroubleError(f"{self._folder} can't be read: {error.strerror}") from error
 
     def _candidate(self, repository: str) -> Candidate:
         folder, _ = self._find(repository)
-        sizes = [each.stat().st_size for each in weight_files(folder)]
+        sizes = [weight_file.stat().st_size for weight_file in weight_files(folder)]
         described = describe(folder)
         return Candidate(
             repository=repository,
@@ -268,9 +270,9 @@ class ModelFolder:
 
     def _repositories(self) -> list[str]:
         """All repositories, in both forms. Raises: OSError."""
-        plain = [f"{each.parent.name}/{each.name}" for each in self._folder.glob("[!.]*/[!.]*/")]
-        cached = [each.name.split("--", 2)[1:] for each in self._folder.glob("models--*--*/")]
-        inside = (each for each in plain if not each.startswith("models--"))
+        plain = [f"{path.parent.name}/{path.name}" for path in self._folder.glob("[!.]*/[!.]*/")]
+        cached = [path.name.split("--", 2)[1:] for path in self._folder.glob("models--*--*/")]
+        inside = (text for text in plain if not text.startswith("models--"))
         return sorted((*inside, *map("/".join, cached)))
 
     def _find(self, repository: str) -> tuple[Path, str | None]:

@@ -178,9 +178,9 @@ class Admission:
                 continue
             elif claim.needed_bytes > (possible := self.ledger.possible_among(claim.model_ids)):
                 names = sorted(claim.model_ids)
-                for each in claim.each:
-                    others = tuple(name for name in names if name != each.model_id)
-                    refused.append(Refuse(each.model_id, claim.needed_bytes, possible, others))
+                for item in claim.each:
+                    others = tuple(name for name in names if name != item.model_id)
+                    refused.append(Refuse(item.model_id, claim.needed_bytes, possible, others))
                 self._forget(claim)
             elif this_round.serve(claim):
                 self._forget(claim)
@@ -209,15 +209,21 @@ class Admission:
         `worth`; a model with reserved room goes last. With `all_idle` evict all idle models anyway.
         """
         orders = MemoryOrders(self.ledger, now)
-        lent = [each for each in self.ledger.steady if each.loose_bytes > NOISE_BYTES]
-        for each in lent:
-            orders.recall(each, each.limit_bytes - each.loose_bytes)
+        lent = [
+            allocation for allocation in self.ledger.steady if allocation.loose_bytes > NOISE_BYTES
+        ]
+        for allocation in lent:
+            orders.recall(allocation, allocation.limit_bytes - allocation.loose_bytes)
         if not lent or all_idle:
             self.ledger.share_companions(self._claims)
-            idle = [each for each in self.ledger.allocations if each.leaves and each.idle]
-            idle.sort(key=lambda each: (each.reserved, *worth(each, now)))
-            for each in idle if all_idle else idle[:1]:
-                orders.evict(each, None)
+            idle = [
+                allocation
+                for allocation in self.ledger.allocations
+                if allocation.leaves and allocation.idle
+            ]
+            idle.sort(key=lambda allocation: (allocation.reserved, *worth(allocation, now)))
+            for allocation in idle if all_idle else idle[:1]:
+                orders.evict(allocation, None)
         return orders.decisions
 
     def _decide_on_spare(self, this_round: AdmissionRound) -> None:
@@ -226,7 +232,7 @@ class Admission:
         if ledger.spare_bytes > self._wanted_spare_bytes or ledger.free_bytes < 0:
             ledger.spare_bytes = 0
         more_bytes = self._wanted_spare_bytes - ledger.spare_bytes
-        waited_for = self._claims or any(each.short for each in ledger.steady)
+        waited_for = self._claims or any(allocation.short for allocation in ledger.steady)
         if waited_for or more_bytes <= 0:
             return
         if more_bytes <= ledger.free_bytes:
@@ -253,8 +259,11 @@ class Admission:
             if model_id in taken:
                 continue
             companions = self.ledger.groups.companions(model_id)
-            parts = [claim, *(self._claims[each] for each in companions if each in self._claims)]
-            taken.update(each.model_id for each in parts)
+            parts = [
+                claim,
+                *(self._claims[companion] for companion in companions if companion in self._claims),
+            ]
+            taken.update(part.model_id for part in parts)
             found.append(claim if len(parts) == 1 else _joined(parts))
         return found
 
@@ -266,20 +275,20 @@ class Admission:
             return False
         companions = self.ledger.groups.companions_of(claim.model_ids)
         allocations = map(self.ledger.allocation, companions)
-        ending = any(each is not None and each.ending for each in allocations)
+        ending = any(allocation is not None and allocation.ending for allocation in allocations)
         return ending or not self._expected.isdisjoint(companions)
 
     def _forget(self, claim: Claim) -> None:
-        for each in claim.each:
-            del self._claims[each.model_id]
+        for item in claim.each:
+            del self._claims[item.model_id]
 
 
 def _joined(parts: list[Claim]) -> Claim:
     return Claim(
         parts[0].model_id,
-        sum(each.needed_bytes for each in parts),
-        max(each.priority for each in parts),
-        min(each.since for each in parts),
+        sum(part.needed_bytes for part in parts),
+        max(claim.priority for claim in parts),
+        min(part.since for part in parts),
         parts=tuple(parts),
     )
 
@@ -313,6 +322,6 @@ class Shortage:
         None: the machine is not short of memory.
         """
         reached = _LEVELS[: _LEVELS.index(pressure) + 1] if pressure in _LEVELS else ()
-        self._since = {each: self._since.get(each, now) for each in reached}
-        lasting = [each for each in reached if now - self._since[each] >= _LASTS_S]
+        self._since = {item: self._since.get(item, now) for item in reached}
+        lasting = [item for item in reached if now - self._since[item] >= _LASTS_S]
         return lasting[-1] if lasting else None

@@ -54,41 +54,51 @@ class AdmissionRound:
 
     def _close_recalls(self) -> None:
         """End recalls that are complete. A worker hangs if it doesn't answer within `RECALL_S`."""
-        for each in self._ledger.steady:
-            if not each.returning_bytes:
-                if each.recalled_at is not None and _is_over(each):
+        for allocation in self._ledger.steady:
+            if not allocation.returning_bytes:
+                if allocation.recalled_at is not None and _is_over(allocation):
                     # The worker can't give back more, so the bytes that it holds become its floor.
-                    held_bytes = each.footprint_bytes if self._has_room else each.limit_bytes
-                    each.stuck_bytes += held_bytes - each.floor_bytes
-                    each.floor_bytes = held_bytes
-                each.recalled_at = None
-            elif each.recalled_at is None or each.obeyed_bytes != each.recalled_from_bytes:
+                    held_bytes = (
+                        allocation.footprint_bytes if self._has_room else allocation.limit_bytes
+                    )
+                    allocation.stuck_bytes += held_bytes - allocation.floor_bytes
+                    allocation.floor_bytes = held_bytes
+                allocation.recalled_at = None
+            elif (
+                allocation.recalled_at is None
+                or allocation.obeyed_bytes != allocation.recalled_from_bytes
+            ):
                 # The recall is new, or the worker has answered an earlier one: wait anew.
-                each.recalled_at, each.recalled_from_bytes = self._now, each.obeyed_bytes
-            elif self._now - each.recalled_at >= RECALL_S:
-                if each.answered:
+                allocation.recalled_at, allocation.recalled_from_bytes = (
+                    self._now,
+                    allocation.obeyed_bytes,
+                )
+            elif self._now - allocation.recalled_at >= RECALL_S:
+                if allocation.answered:
                     # No reading came after the answer: the last reading counts as one.
-                    each.read_at_bytes = each.obeyed_bytes
+                    allocation.read_at_bytes = allocation.obeyed_bytes
                 else:
-                    self.orders.give_up(each, self._now - each.recalled_at)
+                    self.orders.give_up(allocation, self._now - allocation.recalled_at)
 
     def _follow_footprints(self) -> None:
         """Raise the limits of workers that exceed them, if the budget has room. If it has none,
         record since when a worker exceeds its limit, be it loaded or still loading. Lower a floor
         by stuck bytes that were given back.
         """
-        for each in self._ledger.steady:
-            loosened_bytes = min(each.stuck_bytes, each.floor_bytes - each.footprint_bytes)
+        for allocation in self._ledger.steady:
+            loosened_bytes = min(
+                allocation.stuck_bytes, allocation.floor_bytes - allocation.footprint_bytes
+            )
             if loosened_bytes > 0:
-                each.stuck_bytes -= loosened_bytes
-                each.floor_bytes -= loosened_bytes
-            if each.returning_bytes:
+                allocation.stuck_bytes -= loosened_bytes
+                allocation.floor_bytes -= loosened_bytes
+            if allocation.returning_bytes:
                 continue
-            if _is_over(each) and self._has_room:
-                self.orders.lend(each, each.footprint_bytes)
-            self._record_overgrown(each)
-        for each in self._ledger.loading:
-            self._record_overgrown(each)
+            if _is_over(allocation) and self._has_room:
+                self.orders.lend(allocation, allocation.footprint_bytes)
+            self._record_overgrown(allocation)
+        for allocation in self._ledger.loading:
+            self._record_overgrown(allocation)
 
     def _record_overgrown(self, allocation: Allocation) -> None:
         if not _is_over(allocation) or self._has_room:
@@ -104,11 +114,11 @@ class AdmissionRound:
 
     def _follow_prompts(self) -> None:
         """Record when the prompts of first sequences begin and end."""
-        for each in self._ledger.steady:
-            number, prompt = each.need.prompt, each.prompt
+        for allocation in self._ledger.steady:
+            number, prompt = allocation.need.prompt, allocation.prompt
             if number and (prompt is None or prompt.number != number):
-                each.prompt = Prompt(number, self._now, in_turn=each.turn_begins)
-                each.turn_begins = False
+                allocation.prompt = Prompt(number, self._now, in_turn=allocation.turn_begins)
+                allocation.turn_begins = False
             elif not number and prompt is not None and prompt.ended_at is None:
                 prompt.ended_at = self._now
 
@@ -129,11 +139,11 @@ class AdmissionRound:
 
     def _evict_rivals(self) -> None:
         """Evict one of two loaded models that have become rivals by a new configuration."""
-        for each in sorted(self._ledger.steady, key=self._worth):
-            rivals = self._ledger.rivals([each.model_id])
+        for allocation in sorted(self._ledger.steady, key=self._worth):
+            rivals = self._ledger.rivals([allocation.model_id])
             present = [other for other in rivals if not other.ending]
-            if present and each.leaves:
-                self.orders.evict(each, present[0].model_id)
+            if present and allocation.leaves:
+                self.orders.evict(allocation, present[0].model_id)
 
     def _worth(self, allocation: Allocation) -> tuple[int, float, float]:
         return worth(allocation, self._now)
@@ -143,33 +153,36 @@ class AdmissionRound:
         budget shrank.
         """
         steady = sorted(
-            self._ledger.steady, key=lambda each: (each.overgrown_since is None, *self._worth(each))
+            self._ledger.steady,
+            key=lambda allocation: (allocation.overgrown_since is None, *self._worth(allocation)),
         )
         missing_bytes = self.reclaim.recall_and_evict(missing_bytes, None, steady, steady)
         if missing_bytes <= 0:
             return
         candidates = [*steady, *self._ledger.loading]
         overgrown = [e for e in candidates if e.overgrown_since is not None and not e.ending]
-        for each in overgrown:
-            since = each.overgrown_since
+        for allocation in overgrown:
+            since = allocation.overgrown_since
             if since is not None and self._now - since >= OVERGROWN_S:
-                self.orders.replace(each)
+                self.orders.replace(allocation)
                 return
         if not overgrown:
             # Only floors are left, and the budget is smaller than their sum.
-            missing_bytes -= self._end([each for each in steady if each.yields], missing_bytes)
-            self._end([each for each in steady if each.leaves], missing_bytes)
+            missing_bytes -= self._end(
+                [allocation for allocation in steady if allocation.yields], missing_bytes
+            )
+            self._end([allocation for allocation in steady if allocation.leaves], missing_bytes)
 
     def _end(self, candidates: list[Allocation], missing_bytes: int) -> int:
         """Evict as many candidates as are needed to free `missing_bytes`. Returns the bytes that
         their ends will free.
         """
         chosen = enough_to_evict(
-            candidates, missing_bytes, self._now, lambda each: each.going_bytes
+            candidates, missing_bytes, self._now, lambda allocation: allocation.going_bytes
         )
-        brought_bytes = sum(each.going_bytes for each in chosen)
-        for each in chosen:
-            self.orders.evict(each, None)
+        brought_bytes = sum(allocation.going_bytes for allocation in chosen)
+        for allocation in chosen:
+            self.orders.evict(allocation, None)
         return brought_bytes
 
     def loan_claims(self) -> list[Claim]:
@@ -177,22 +190,24 @@ class AdmissionRound:
         would let some of these models wait for ever.
         """
         claims = []
-        for each in self._ledger.steady:
+        for allocation in self._ledger.steady:
             # A claim for more than is possible would wait in vain: such a sequence is refused.
-            least_bytes = min(each.need.least_bytes, self._ledger.possible_for(each.model_id))
-            if least_bytes <= each.limit_bytes:
-                each.starved_since = None
+            least_bytes = min(
+                allocation.need.least_bytes, self._ledger.possible_for(allocation.model_id)
+            )
+            if least_bytes <= allocation.limit_bytes:
+                allocation.starved_since = None
                 continue
-            if each.starved_since is None:
+            if allocation.starved_since is None:
                 # A model that has just been loaded has waited to be loaded for this sequence.
-                fresh = self.reclaim.fresh(each)
-                each.starved_since = each.claimed_at if fresh else self._now
+                fresh = self.reclaim.fresh(allocation)
+                allocation.starved_since = allocation.claimed_at if fresh else self._now
             claims.append(
                 Claim(
-                    each.model_id,
-                    least_bytes - each.limit_bytes,
-                    each.priority,
-                    each.starved_since,
+                    allocation.model_id,
+                    least_bytes - allocation.limit_bytes,
+                    allocation.priority,
+                    allocation.starved_since,
                     loan=True,
                 )
             )
@@ -259,7 +274,7 @@ class AdmissionRound:
         if claim.loan or all(map(groups.reserved, claim.model_ids)):
             return 0
         reserved_bytes = self._ledger.reserved_beside(claim.model_ids)
-        lent_bytes = sum(each.lent_bytes for each in self._ledger.steady)
+        lent_bytes = sum(allocation.lent_bytes for allocation in self._ledger.steady)
         soon_bytes = max(self._unclaimed_bytes, 0) + max(self._coming_bytes, 0) + lent_bytes
         return reserved_bytes if claim.needed_bytes + reserved_bytes > soon_bytes else 0
 
@@ -273,8 +288,8 @@ class AdmissionRound:
 
     def _grant(self, claim: Claim) -> None:
         if not claim.loan:
-            for each in claim.each:
-                self.orders.admit(each)
+            for item in claim.each:
+                self.orders.admit(item)
         elif (allocation := self._ledger.allocation(claim.model_id)) is not None:
             self.orders.lend(allocation, allocation.limit_bytes + claim.needed_bytes)
             allocation.starved_since = None

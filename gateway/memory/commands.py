@@ -71,11 +71,11 @@ def estimate_of_command(settings: ModelSettings, learned: Learned) -> CommandEst
         return CommandEstimate(settings.memory_bytes, "configured", key, held_bytes)
     measured = CommandEstimate(held_bytes, "measured", key)
     if settings.files:
-        file_bytes = sum(_size(expand_home(each)) for each in settings.files)
+        file_bytes = sum(_size(expand_home(file)) for file in settings.files)
         # Less than the files: they are mapped, and macOS counts no mapped file as a process's own.
         if ready_bytes is None or ready_bytes <= file_bytes:
             found = CommandEstimate(file_bytes + _PROGRAM_BYTES, "files", key)
-            return max(found, measured, key=lambda each: each.bytes)
+            return max(found, measured, key=lambda estimate: estimate.bytes)
     elif ready_bytes is None and held_bytes <= _ASSUMED_BYTES:
         return CommandEstimate(_ASSUMED_BYTES, "assumed", key)
     return measured

@@ -303,7 +303,7 @@ def model_key(folder: Path, python: str | None, options: LoadOptions = _NO_OPTIO
     Raises:
         OSError: the folder can't be read.
     """
-    added = (each for each in (options.adapter, options.draft) if each is not None)
+    added = (path for path in (options.adapter, options.draft) if path is not None)
     looks = ("pictures",) if options.pictures else ()
     ranks = (f"{options.ranks} ranks by {options.split}, {options.ranks_here} here",)
     return "|".join(
@@ -318,7 +318,7 @@ def model_key(folder: Path, python: str | None, options: LoadOptions = _NO_OPTIO
 
 
 def _state_of(folder: Path) -> str:
-    newest = max((each.stat().st_mtime_ns for each in folder.iterdir()), default=0)
+    newest = max((path.stat().st_mtime_ns for path in folder.iterdir()), default=0)
     return f"{folder.resolve()}|{newest}"
 
 

@@ -111,7 +111,7 @@ def _estimate(
 def _places(model: Model) -> Iterator[Path]:
     source = Path(model.source)
     yield source if source.is_absolute() else hugging_face_cache()
-    yield from (Path(each) for each in (model.adapter, model.draft) if each is not None)
+    yield from (Path(text) for text in (model.adapter, model.draft) if text is not None)
 
 
 def _raise_what_may_pass(error: BaseException) -> None:

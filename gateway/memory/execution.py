@@ -250,9 +250,11 @@ class GroupLoading:
         """Replace the groups, or take other settings of their models."""
         ledger = self._admission.ledger
         # Floors of loaded models stay as they are.
-        ledger.floors = {each.model_id: each.floor_bytes for each in ledger.allocations}
+        ledger.floors = {
+            allocation.model_id: allocation.floor_bytes for allocation in ledger.allocations
+        }
         self._admission.arrange(groups)
-        members = {name for each in ledger.groups.all for name in each.models}
+        members = {name for group in ledger.groups.all for name in group.models}
         if members:
             self._tasks.start(self._learn(members), "floors of groups")
 

@@ -30,7 +30,7 @@ def _obstacles(ledger: Ledger, model_id: str) -> Iterator[str]:
     for rival in ledger.rivals([model_id]):
         if (group := ledger.groups.between(model_id, rival.model_id)) is not None:
             yield _place_of(rival, group)
-    if ending := [each.model_id for each in ledger.allocations if each.ending]:
+    if ending := [allocation.model_id for allocation in ledger.allocations if allocation.ending]:
         yield f"{_and(ending)} {'is' if len(ending) == 1 else 'are'} ending"
 
 
@@ -38,10 +38,12 @@ def _group_remarks(ledger: Ledger, model_id: str) -> Iterator[str]:
     """Phrases on the memory that is needed beside the model's own, because of groups."""
     groups = ledger.groups
     companions = [
-        each for each in sorted(groups.companions(model_id)) if ledger.allocation(each) is None
+        companion
+        for companion in sorted(groups.companions(model_id))
+        if ledger.allocation(companion) is None
     ]
     if companions:
-        floors_bytes = sum(ledger.floors.get(each, 0) for each in (model_id, *companions))
+        floors_bytes = sum(ledger.floors.get(name, 0) for name in (model_id, *companions))
         verb = "is" if len(companions) == 1 else "are"
         yield f"{_and(companions)} {verb} loaded with it: together {format_size(floors_bytes)}"
     reserved_bytes = ledger.reserved_beside([model_id, *companions])
@@ -74,17 +76,17 @@ def _reserved_from(ledger: Ledger, model_ids: set[str]) -> int:
     """
     rivals = ledger.groups.rivals(model_ids)
     there = (
-        each.floor_bytes
-        for each in ledger.allocations
-        if each.reserved
-        and not (each.ending or each.pinned)
-        and each.model_id not in model_ids | rivals
+        allocation.floor_bytes
+        for allocation in ledger.allocations
+        if allocation.reserved
+        and not (allocation.ending or allocation.pinned)
+        and allocation.model_id not in model_ids | rivals
     )
     return ledger.reserved_beside(model_ids) + sum(there)
 
 
 def _reserving(ledger: Ledger) -> str:
-    return _and([label_of(each) for each in ledger.groups.reserving])
+    return _and([label_of(group) for group in ledger.groups.reserving])
 
 
 def _and(names: list[str]) -> str:
@@ -117,9 +119,9 @@ def returning(ledger: Ledger, model_id: str) -> str | None:
 def at_best(ledger: Ledger, model_id: str, bytes_: int) -> str:
     """Why a loaded model can't get more than `bytes_`."""
     keeping = [
-        f"{each.model_id} keeps {format_size(each.floor_bytes)} (pinned)"
-        for each in ledger.allocations
-        if each.pinned and not each.ending and each.model_id != model_id
+        f"{allocation.model_id} keeps {format_size(allocation.floor_bytes)} (pinned)"
+        for allocation in ledger.allocations
+        if allocation.pinned and not allocation.ending and allocation.model_id != model_id
     ]
     lost_bytes = ledger.stranded_bytes - ledger.undecided_bytes
     if lost_bytes > 0:
@@ -135,7 +137,7 @@ def no_room(ledger: Ledger, refused: Refuse) -> Refusal:
     """Why a model can't be admitted. Models that aren't pinned are no reason: they would be
     evicted.
     """
-    pinned = [each for each in ledger.allocations if each.pinned]
+    pinned = [allocation for allocation in ledger.allocations if allocation.pinned]
     reasons = [
         f"{allocation.model_id} is promised {format_size(allocation.committed_bytes)} (pinned)"
         for allocation in pinned
@@ -148,7 +150,7 @@ def no_room(ledger: Ledger, refused: Refuse) -> Refusal:
     remedy = "Unload what is pinned, or raise memory.budget" if pinned else "Raise memory.budget"
     along = ""
     if refused.together:
-        along = f" together with {_and([repr(each) for each in refused.together])}"
+        along = f" together with {_and([repr(text) for text in refused.together])}"
     return Refusal(
         "insufficient_memory",
         f"{refused.model_id!r}{along} needs {format_size(refused.needed_bytes)}, even with a "

@@ -211,7 +211,7 @@ def outline_of(
     fitness: Fitness = "doesn't fit"
     if found.fits:
         fitness = "fits with a shorter context" if found.is_cut else "fits"
-    lengths = [each for each in _LENGTHS if each <= found.context_tokens]
+    lengths = [length for length in _LENGTHS if length <= found.context_tokens]
     return Outline(
         context_tokens=whole.context_tokens,
         parts=whole.lines,
@@ -219,7 +219,7 @@ def outline_of(
         idle_bytes=whole.calculated_fixed_bytes,
         measured_idle_bytes=whole.measured_fixed_bytes,
         token_bytes=whole.token_bytes,
-        rows={each: whole.rows(possible_bytes, each) for each in lengths},
+        rows={number: whole.rows(possible_bytes, number) for number in lengths},
         fitness=fitness,
         needed_bytes=found.needed_bytes,
         possible_bytes=possible_bytes,

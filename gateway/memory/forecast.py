@@ -47,10 +47,10 @@ def forecast(
     models that are loaded together with it.
     """
     ledger = admission.ledger
-    loads = {name: each for name, each in floors.items() if ledger.allocation(name) is None}
+    loads = {name: floor for name, floor in floors.items() if ledger.allocation(name) is None}
     at_once, later = admission.foresee(loads, priority, now)
     evicts = _evicted(at_once)
-    fits = not any(isinstance(each, Refuse) for each in at_once)
+    fits = not any(isinstance(item, Refuse) for item in at_once)
     found = Forecast(
         model_id,
         loads,
@@ -59,16 +59,16 @@ def forecast(
         max(0, ledger.free_bytes),
         fits,
         evicts,
-        tuple(each for each in _evicted(later) if each not in evicts),
+        tuple(name for name in _evicted(later) if name not in evicts),
         about="",
     )
-    admitted = any(isinstance(each, Admit) for each in at_once)
+    admitted = any(isinstance(item, Admit) for item in at_once)
     sentences = " ".join(_sentences(found, sorted(floors), admission, admitted=admitted))
     return msgspec.structs.replace(found, about=sentences)
 
 
 def _evicted(decisions: Iterable[Decision]) -> tuple[str, ...]:
-    return tuple(each.model_id for each in decisions if isinstance(each, Evict))
+    return tuple(decision.model_id for decision in decisions if isinstance(decision, Evict))
 
 
 def _sentences(
@@ -76,8 +76,10 @@ def _sentences(
 ) -> Iterator[str]:
     """`wanted` are the model and the models that are loaded together with it."""
     if not found.loads:
-        allocations = (admission.ledger.allocation(each) for each in wanted)
-        loading = any(each is not None and each.ready_at is None for each in allocations)
+        allocations = (admission.ledger.allocation(text) for text in wanted)
+        loading = any(
+            allocation is not None and allocation.ready_at is None for allocation in allocations
+        )
         how = "being loaded" if loading else "loaded already"
         yield f"{', '.join(wanted)} {'is' if len(wanted) == 1 else 'are'} {how}."
         return
@@ -118,11 +120,12 @@ def possible_beside(
     """The bytes that a configured model could have. `usable_bytes` is the budget less the stranded
     bytes. Other pinned models count as loaded, with their floors, and groups keep their room.
     """
-    own = next((each for each, known in settings.models.items() if known is model), "")
+    own = next((text for text, known in settings.models.items() if known is model), "")
     ledger = _ledger(settings, usable_bytes, learned, without=own)
     possible_bytes = ledger.possible_for(own)
     companions = {
-        each: ledger.floors.get(each, 0) for each in sorted(ledger.groups.companions(own))
+        companion: ledger.floors.get(companion, 0)
+        for companion in sorted(ledger.groups.companions(own))
     }
     return Possible(max(0, possible_bytes), usable_bytes - possible_bytes, companions)
 
@@ -132,7 +135,7 @@ def misfits(settings: Settings, budget_bytes: int, learned: Learned) -> Iterator
     ledger = _ledger(settings, budget_bytes, learned, without=None)
     for group in ledger.groups.all:
         if group.together:
-            needed_bytes = sum(ledger.floors.get(each, 0) for each in group.models)
+            needed_bytes = sum(ledger.floors.get(model, 0) for model in group.models)
             possible_bytes = ledger.possible_among(group.models)
             if needed_bytes > possible_bytes:
                 yield (
@@ -143,7 +146,7 @@ def misfits(settings: Settings, budget_bytes: int, learned: Learned) -> Iterator
                 )
     reserved_bytes = ledger.reserved_beside(())
     if reserved_bytes > ledger.possible_among(ledger.floors) and ledger.groups.reserving:
-        names = " and ".join(label_of(each) for each in ledger.groups.reserving)
+        names = " and ".join(label_of(group) for group in ledger.groups.reserving)
         yield (
             ledger.groups.reserving[-1].name,
             f"{format_size(reserved_bytes)} are to be kept for {names}, and the budget is "
@@ -167,14 +170,14 @@ def enter_pinned(
     `without` is left out of both. Blocks.
     """
     members = {name for group in ledger.groups.all for name in group.models}
-    for name, each in settings.models.items():
-        if name == without or not (each.pinned or name in members):
+    for name, model in settings.models.items():
+        if name == without or not (model.pinned or name in members):
             continue
-        floor_bytes = _floor_bytes(each, settings.memory.ordinary_tokens, learned)
+        floor_bytes = _floor_bytes(model, settings.memory.ordinary_tokens, learned)
         if name in members:
             ledger.floors[name] = floor_bytes
-        if each.pinned:
-            ledger.enter(Claim(name, floor_bytes, each.priority, 0.0, pinned=True))
+        if model.pinned:
+            ledger.enter(Claim(name, floor_bytes, model.priority, 0.0, pinned=True))
 
 
 def _floor_bytes(model: ModelSettings, ordinary_tokens: int, learned: Learned) -> int:

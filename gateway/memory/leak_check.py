@@ -162,14 +162,14 @@ class LeakCheck:
     @property
     def undecided_bytes(self) -> int:
         """Bytes of ended workers that are still wired, and may yet be freed within a minute."""
-        missing_bytes = sum(each.missing_bytes for each in self._watches)
+        missing_bytes = sum(watch.missing_bytes for watch in self._watches)
         return min(missing_bytes, self._unowned_bytes(self._recent[-1])) if self._recent else 0
 
     def ended(self, pid: int, now: float) -> None:
         """Note that a worker has ended, however that was."""
-        lives = [each for each in self._recent if pid in each.workers]
+        lives = [reading for reading in self._recent if pid in reading.workers]
         if lives and self._unloaded_bytes is not None:
-            before_bytes = max(each.wired_bytes for each in lives)
+            before_bytes = max(life.wired_bytes for life in lives)
             model_id = lives[-1].workers[pid].model_id
             self._watch(_Watch(model_id, self._wired_by(pid), before_bytes, now))
 
@@ -182,13 +182,13 @@ class LeakCheck:
             self._recent.popleft()
         for watch in self._watches:
             watch.observe(wired_bytes)
-        self._watches = [each for each in self._watches if self._is_missing(each)]
-        due = [each for each in self._watches if now - each.since >= _RETURNS_S]
-        self._watches = [each for each in self._watches if each not in due]
-        findings = [found for each in due if (found := self._find(each, reading)) is not None]
+        self._watches = [watch for watch in self._watches if self._is_missing(watch)]
+        due = [watch for watch in self._watches if now - watch.since >= _RETURNS_S]
+        self._watches = [watch for watch in self._watches if watch not in due]
+        findings = [found for watch in due if (found := self._find(watch, reading)) is not None]
         if self._unloaded_bytes is not None:
             self.bytes = max(0, min(self.bytes, wired_bytes - self._unloaded_bytes))
-        was_loaded = any(each.workers for each in self._recent)
+        was_loaded = any(wired_reading.workers for wired_reading in self._recent)
         if not (was_loaded or self._watches or self.bytes):
             self._unloaded_bytes = wired_bytes
         return findings
@@ -202,8 +202,8 @@ class LeakCheck:
             return None
         last = self._recent[-1]
         claims = tuple(
-            WiredClaim(each.model_id, wired_bytes)
-            for pid, each in last.workers.items()
+            WiredClaim(worker.model_id, wired_bytes)
+            for pid, worker in last.workers.items()
             if (wired_bytes := self._wired_by(pid)) >= self._least_bytes
         )
         lasting = self.bytes, frozenset(last.workers)
@@ -238,9 +238,11 @@ class LeakCheck:
 
     def _wired_by(self, pid: int) -> int:
         """The most bytes that a worker can have had wired in the last `_TEARDOWN_S`."""
-        lives = [each for each in self._recent if pid in each.workers]
-        held_bytes = max(each.workers[pid].footprint_bytes for each in lives)
-        return min(held_bytes, max(self._unowned_bytes(each, but=pid) for each in lives))
+        lives = [reading for reading in self._recent if pid in reading.workers]
+        held_bytes = max(life.workers[pid].footprint_bytes for life in lives)
+        return min(
+            held_bytes, max(self._unowned_bytes(wired_reading, but=pid) for wired_reading in lives)
+        )
 
     def _unowned_bytes(self, reading: WiredReading, but: int | None = None) -> int:
         """Wired bytes less those that were wired without models, those of living workers except the
@@ -249,7 +251,7 @@ class LeakCheck:
         if self._unloaded_bytes is None:
             return 0
         owned_bytes = sum(
-            each.footprint_bytes for pid, each in reading.workers.items() if pid != but
+            worker.footprint_bytes for pid, worker in reading.workers.items() if pid != but
         )
         known_bytes = self._unloaded_bytes + self.bytes + owned_bytes
         return max(0, reading.wired_bytes - known_bytes)

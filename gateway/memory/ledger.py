@@ -65,7 +65,7 @@ class Ledger:
 
     @property
     def steady(self) -> list[Allocation]:
-        return [each for each in self._allocations.values() if each.steady]
+        return [allocation for allocation in self._allocations.values() if allocation.steady]
 
     @property
     def loading(self) -> list[Allocation]:
@@ -73,18 +73,22 @@ class Ledger:
 
     @property
     def committed_bytes(self) -> int:
-        held = sum(each.committed_bytes for each in self._allocations.values())
+        held = sum(allocation.committed_bytes for allocation in self._allocations.values())
         return held + self.spare_bytes
 
     @property
     def coming_bytes(self) -> int:
         """Bytes that are being freed, by the ends of models and by recalls."""
-        return sum(each.coming_bytes for each in self._allocations.values())
+        return sum(allocation.coming_bytes for allocation in self._allocations.values())
 
     @property
     def ending_bytes(self) -> int:
         """The part of `coming_bytes` that ending models hold."""
-        return sum(each.committed_bytes for each in self._allocations.values() if each.ending)
+        return sum(
+            allocation.committed_bytes
+            for allocation in self._allocations.values()
+            if allocation.ending
+        )
 
     @property
     def usable_bytes(self) -> int:
@@ -107,14 +111,14 @@ class Ledger:
         going = self.groups.rivals(model_ids)
         companions = self.groups.companions_of(model_ids)
         staying = {
-            each.model_id: each.floor_bytes
-            for each in self._allocations.values()
-            if not each.ending
-            and each.model_id not in model_ids
+            allocation.model_id: allocation.floor_bytes
+            for allocation in self._allocations.values()
+            if not allocation.ending
+            and allocation.model_id not in model_ids
             and (
-                each.pinned
-                or each.model_id in companions
-                or (each.reserved and each.model_id not in going)
+                allocation.pinned
+                or allocation.model_id in companions
+                or (allocation.reserved and allocation.model_id not in going)
             )
         }
         reserved_bytes = self._reserved_bytes({*staying, *model_ids})
@@ -125,10 +129,10 @@ class Ledger:
         companions are loaded yet or not.
         """
         companions = self.groups.companions(model_id)
-        absent = [each for each in companions if not self.has_room(each)]
-        reserved = [each for each in absent if self.groups.reserved(each)]
-        absent_bytes = sum(self.floors.get(each, 0) for each in absent)
-        counted_bytes = sum(self.floors.get(each, 0) for each in reserved)
+        absent = [companion for companion in companions if not self.has_room(companion)]
+        reserved = [text for text in absent if self.groups.reserved(text)]
+        absent_bytes = sum(self.floors.get(name, 0) for name in absent)
+        counted_bytes = sum(self.floors.get(name, 0) for name in reserved)
         return self.possible_among({model_id}) - absent_bytes + counted_bytes
 
     def attainable_bytes(self, model_id: str) -> int | None:
@@ -146,11 +150,11 @@ class Ledger:
 
     def reserved_for(self, group: Group) -> int:
         """Bytes to keep free for the members of one group."""
-        there = {each for each in group.models if self.has_room(each)}
+        there = {model for model in group.models if self.has_room(model)}
         return reserved_bytes(group, self.floors, there)
 
     def _reserved_bytes(self, present: Collection[str]) -> int:
-        return sum(reserved_bytes(each, self.floors, present) for each in self.groups.reserving)
+        return sum(reserved_bytes(group, self.floors, present) for group in self.groups.reserving)
 
     def has_room(self, model_id: str) -> bool:
         """Whether a model is loaded, or about to be, and isn't ending."""
@@ -160,9 +164,13 @@ class Ledger:
     def arrange(self, groups: Groups) -> None:
         """Replace the groups."""
         self.groups = groups
-        for each in self._allocations.values():
-            each.reserved = groups.reserved(each.model_id)
-            each.companions_busy, each.companions_used, each.companions_protected_at = (
+        for allocation in self._allocations.values():
+            allocation.reserved = groups.reserved(allocation.model_id)
+            (
+                allocation.companions_busy,
+                allocation.companions_used,
+                allocation.companions_protected_at,
+            ) = (
                 False,
                 NEVER,
                 NEVER,
@@ -173,13 +181,15 @@ class Ledger:
         as busy.
         """
         self._asking = asking
-        for each in self._allocations.values() if self.groups.all else ():
-            names = self.groups.companions(each.model_id)
+        for allocation in self._allocations.values() if self.groups.all else ():
+            names = self.groups.companions(allocation.model_id)
             companions = [self._allocations[name] for name in names if name in self._allocations]
             asks = any(name in asking for name in names)
-            each.companions_busy = asks or any(other.busy for other in companions)
-            each.companions_used = max((other.last_used for other in companions), default=NEVER)
-            each.companions_protected_at = max(
+            allocation.companions_busy = asks or any(other.busy for other in companions)
+            allocation.companions_used = max(
+                (other.last_used for other in companions), default=NEVER
+            )
+            allocation.companions_protected_at = max(
                 (other.protection_start for other in companions), default=NEVER
             )
 
@@ -191,7 +201,11 @@ class Ledger:
     def floor_bytes(self, model_ids: Iterable[str]) -> int:
         """The sum of the floors of these models, but for those without an allocation or ending."""
         allocations = map(self._allocations.get, model_ids)
-        return sum(each.floor_bytes for each in allocations if each is not None and not each.ending)
+        return sum(
+            allocation.floor_bytes
+            for allocation in allocations
+            if allocation is not None and not allocation.ending
+        )
 
     def allocation(self, model_id: str) -> Allocation | None:
         return self._allocations.get(model_id)
@@ -349,7 +363,7 @@ class MemoryOrders:
 
     def _untell(self, allocation: Allocation) -> None:
         self.decisions = [
-            each
-            for each in self.decisions
-            if not (isinstance(each, LimitChange) and each.model_id == allocation.model_id)
+            decision
+            for decision in self.decisions
+            if not (isinstance(decision, LimitChange) and decision.model_id == allocation.model_id)
         ]

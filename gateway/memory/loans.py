@@ -38,12 +38,12 @@ def shares(pool_bytes: int, borrowers: Iterable[Borrower]) -> dict[str, int]:
     """
     result: dict[str, int] = {}
     left_bytes = max(0, pool_bytes)
-    in_order = sorted(borrowers, key=lambda each: (-each.priority, each.wanted_bytes))
-    for _, group in groupby(in_order, key=lambda each: each.priority):
+    in_order = sorted(borrowers, key=lambda borrower: (-borrower.priority, borrower.wanted_bytes))
+    for _, group in groupby(in_order, key=lambda borrower: borrower.priority):
         equals = list(group)
-        for index, each in enumerate(equals):
-            share = min(each.wanted_bytes, left_bytes // (len(equals) - index))
-            result[each.model_id] = share
+        for index, equal in enumerate(equals):
+            share = min(equal.wanted_bytes, left_bytes // (len(equals) - index))
+            result[equal.model_id] = share
             left_bytes -= share
     return result
 
@@ -76,28 +76,30 @@ class Loans:
         """
         steady = self._ledger.steady
         free_bytes = max(0, free_bytes)
-        lent_bytes = sum(each.lent_bytes for each in steady)
+        lent_bytes = sum(allocation.lent_bytes for allocation in steady)
         # Without the coming bytes each recall would make the pool smaller, and so lead to another.
         targets = self._targets(free_bytes + max(0, coming_bytes) + lent_bytes)
         # `short_bytes` are all bytes that models lack of their targets. `unfair_bytes` are lacked
         # by the models that have less than `_UNFAIR` of their targets.
         short_bytes = unfair_bytes = 0
-        for each in sorted(steady, key=lambda e: (-e.priority, e.lent_bytes)):
-            if self._now - each.outgrew_at < REBALANCE_S:
+        for allocation in sorted(steady, key=lambda e: (-e.priority, e.lent_bytes)):
+            if self._now - allocation.outgrew_at < REBALANCE_S:
                 # The model outgrew its limit lately. It would outgrow a new loan too, and give it
                 # back at once.
                 continue
-            target_bytes = targets[each.model_id]
+            target_bytes = targets[allocation.model_id]
             # A model that has work again keeps recalled bytes that no claim waits for.
-            returning_bytes = min(each.returning_bytes, coming_bytes - self._ledger.ending_bytes)
-            own_bytes = max(0, returning_bytes) if each.busy else 0
-            given_bytes = min(target_bytes - each.lent_bytes, free_bytes + own_bytes)
-            if given_bytes > 0 and (each.busy or not each.returning_bytes):
+            returning_bytes = min(
+                allocation.returning_bytes, coming_bytes - self._ledger.ending_bytes
+            )
+            own_bytes = max(0, returning_bytes) if allocation.busy else 0
+            given_bytes = min(target_bytes - allocation.lent_bytes, free_bytes + own_bytes)
+            if given_bytes > 0 and (allocation.busy or not allocation.returning_bytes):
                 own_bytes = min(given_bytes, own_bytes)
                 coming_bytes -= own_bytes
                 free_bytes -= given_bytes - own_bytes
-                self._orders.lend(each, each.limit_bytes + given_bytes)
-            soon_bytes = each.lent_bytes + promised_bytes.get(each.model_id, 0)
+                self._orders.lend(allocation, allocation.limit_bytes + given_bytes)
+            soon_bytes = allocation.lent_bytes + promised_bytes.get(allocation.model_id, 0)
             short_bytes += max(0, target_bytes - soon_bytes)
             if soon_bytes < target_bytes * _UNFAIR:
                 unfair_bytes += target_bytes - soon_bytes
@@ -106,10 +108,12 @@ class Loans:
         if coming_bytes < 0:
             # The claims would get all bytes that are called back now.
             return
-        for each in sorted(steady, key=self._is_quiet, reverse=True):
-            wanted_bytes = short_bytes if self._is_quiet(each) else unfair_bytes
+        for allocation in sorted(steady, key=self._is_quiet, reverse=True):
+            wanted_bytes = short_bytes if self._is_quiet(allocation) else unfair_bytes
             if wanted_bytes > NOISE_BYTES:
-                given_bytes = self._rebalance(each, wanted_bytes, targets[each.model_id])
+                given_bytes = self._rebalance(
+                    allocation, wanted_bytes, targets[allocation.model_id]
+                )
                 short_bytes -= given_bytes
                 unfair_bytes -= given_bytes
 
@@ -141,9 +145,11 @@ class Loans:
 
     def recall_idle(self, missing_bytes: int) -> None:
         """Call back loans of models that were idle for `IDLE_LOAN_S`, to have room for a spare."""
-        for each in self._ledger.steady:
-            if self._is_idle(each, IDLE_LOAN_S):
-                missing_bytes -= self._orders.recall_some(each, missing_bytes, each.idle_loan_bytes)
+        for allocation in self._ledger.steady:
+            if self._is_idle(allocation, IDLE_LOAN_S):
+                missing_bytes -= self._orders.recall_some(
+                    allocation, missing_bytes, allocation.idle_loan_bytes
+                )
 
     def _is_quiet(self, allocation: Allocation) -> bool:
         return self._is_idle(allocation, QUIET_S)
@@ -189,18 +195,18 @@ class IdleEviction:
         nothing is done.
         """
         short = [
-            each
-            for each in self._ledger.steady
-            if self._is_short(each) and not each.returning_bytes
+            allocation
+            for allocation in self._ledger.steady
+            if self._is_short(allocation) and not allocation.returning_bytes
         ]
         if coming_bytes < 0:
             # The claims would get any room that is made here, and the requests would still wait.
             return
-        for each in sorted(short, key=lambda e: (-e.priority, e.short_since)):
-            missing_bytes = each.need.wanted_bytes - each.limit_bytes - coming_bytes
+        for allocation in sorted(short, key=lambda e: (-e.priority, e.short_since)):
+            missing_bytes = allocation.need.wanted_bytes - allocation.limit_bytes - coming_bytes
             coming_bytes = max(0, -missing_bytes)
             if missing_bytes > 0:
-                coming_bytes += self._make_room(each, missing_bytes)
+                coming_bytes += self._make_room(allocation, missing_bytes)
 
     def _is_short(self, allocation: Allocation) -> bool:
         if not allocation.short:
@@ -216,10 +222,10 @@ class IdleEviction:
             self._ledger.spare_bytes = 0
             self._orders.lend(allocation, allocation.limit_bytes + given_bytes)
             missing_bytes -= given_bytes
-        idle = [each for each in self._ledger.steady if self._idle_long_enough(allocation, each)]
-        for each in enough_to_evict(idle, missing_bytes, self._now, lambda each: each.going_bytes):
-            missing_bytes -= each.going_bytes
-            self._orders.evict(each, allocation.model_id)
+        idle = [item for item in self._ledger.steady if self._idle_long_enough(allocation, item)]
+        for item in enough_to_evict(idle, missing_bytes, self._now, lambda item: item.going_bytes):
+            missing_bytes -= item.going_bytes
+            self._orders.evict(item, allocation.model_id)
         return max(0, -missing_bytes)
 
     def _idle_long_enough(self, allocation: Allocation, idle: Allocation) -> bool:

@@ -39,10 +39,14 @@ class Reclaim:
         """Call back loans and evict models until `missing_bytes` are free for the claim. If all
         loans and models together are too little, do nothing and return False.
         """
-        others = [each for each in self._ledger.steady if each.model_id not in claim.model_ids]
+        others = [
+            allocation
+            for allocation in self._ledger.steady
+            if allocation.model_id not in claim.model_ids
+        ]
         others.sort(key=self._worth)
-        rows = [each for each in others if self._may_take_rows(claim, each)]
-        busy = [each for each in others if not each.idle and self._may_displace(claim, each)]
+        rows = [other for other in others if self._may_take_rows(claim, other)]
+        busy = [other for other in others if not other.idle and self._may_displace(claim, other)]
 
         def bytes_without_displacing(allocation: Allocation) -> int:
             """Bytes that the model gives if it isn't displaced: all if it is idle and may be
@@ -64,10 +68,10 @@ class Reclaim:
         going = enough_to_evict(busy, uncovered_bytes, self._now, bytes_of_displacing)
         if sum(map(bytes_of_displacing, going)) < uncovered_bytes:
             return False
-        missing_bytes -= sum(each.going_bytes for each in going)
-        for each in going:
-            self._orders.evict(each, claim.model_id)
-        others = [each for each in others if not each.ending]
+        missing_bytes -= sum(allocation.going_bytes for allocation in going)
+        for item in going:
+            self._orders.evict(item, claim.model_id)
+        others = [other for other in others if not other.ending]
         self.recall_and_evict(missing_bytes, claim, others, rows)
         return True
 
@@ -82,29 +86,35 @@ class Reclaim:
         caches, idle `lenders` (by eviction), memory of the running sequences of the models in
         `rows`. Returns the bytes still missing.
         """
-        for each in lenders:
-            missing_bytes -= self._orders.recall_some(each, missing_bytes, each.idle_loan_bytes)
-        for each in lenders:
-            missing_bytes -= self._orders.recall_some(each, missing_bytes, each.loose_bytes)
-        idle = [each for each in lenders if each.idle and self._may_evict_for(claim, each)]
-        for each in enough_to_evict(idle, missing_bytes, self._now, lambda each: each.going_bytes):
-            missing_bytes -= each.going_bytes
-            self._orders.evict(each, None if claim is None else claim.model_id)
-        for each in rows:
-            if not each.ending:
-                most_bytes = self._rows_bytes(claim, each)
-                missing_bytes -= self._orders.recall_some(each, missing_bytes, most_bytes)
+        for lender in lenders:
+            missing_bytes -= self._orders.recall_some(lender, missing_bytes, lender.idle_loan_bytes)
+        for lender in lenders:
+            missing_bytes -= self._orders.recall_some(lender, missing_bytes, lender.loose_bytes)
+        idle = [
+            allocation
+            for allocation in lenders
+            if allocation.idle and self._may_evict_for(claim, allocation)
+        ]
+        for allocation in enough_to_evict(
+            idle, missing_bytes, self._now, lambda allocation: allocation.going_bytes
+        ):
+            missing_bytes -= allocation.going_bytes
+            self._orders.evict(allocation, None if claim is None else claim.model_id)
+        for row in rows:
+            if not row.ending:
+                most_bytes = self._rows_bytes(claim, row)
+                missing_bytes -= self._orders.recall_some(row, missing_bytes, most_bytes)
         return missing_bytes
 
     def evict_rivals(self, claim: Claim, rivals: list[Allocation]) -> bool:
         """Evict all rivals of the claim's models. Return False, and evict none, if a rival must
         stay.
         """
-        staying = [each for each in rivals if not each.ending]
-        if not all(self._may_evict_rival(claim, each) for each in staying):
+        staying = [rival for rival in rivals if not rival.ending]
+        if not all(self._may_evict_rival(claim, allocation) for allocation in staying):
             return False
-        for each in staying:
-            self._orders.evict(each, claim.model_id)
+        for allocation in staying:
+            self._orders.evict(allocation, claim.model_id)
         return True
 
     def overdue(self, claim: Claim) -> bool:
@@ -231,14 +241,14 @@ def enough_to_evict(
     """
     chosen: list[Allocation] = []
     chosen_bytes = 0
-    for allocation in sorted(candidates, key=lambda each: (not each.idle, *worth(each, now))):
+    for allocation in sorted(candidates, key=lambda item: (not item.idle, *worth(item, now))):
         if chosen_bytes >= missing_bytes:
             break
         chosen.append(allocation)
         chosen_bytes += brings(allocation)
     # The last candidates may free enough without some of the earlier ones. Busy ones are left out
     # first.
-    for allocation in sorted(chosen, key=lambda each: (each.idle, -each.priority)):
+    for allocation in sorted(chosen, key=lambda item: (item.idle, -item.priority)):
         if chosen_bytes - brings(allocation) >= missing_bytes:
             chosen.remove(allocation)
             chosen_bytes -= brings(allocation)

@@ -123,7 +123,7 @@ class MemoryScheduler:
 
     def register(self, models: Iterable[ScheduledModel]) -> None:
         self._models.clear()
-        self._models.update({each.model.id: each for each in models})
+        self._models.update({model.model.id: model for model in models})
 
     def arrange(self, groups: Iterable[Group]) -> None:
         """Replace the groups."""
@@ -296,7 +296,7 @@ class MemoryScheduler:
         settings = msgspec.structs.replace(scheduled.model.settings, context_tokens=context_tokens)
         outline = await self._estimator.outline(
             msgspec.structs.replace(scheduled.model, settings=settings),
-            {name: each for name, each in floors.items() if name != model_id},
+            {name: floor for name, floor in floors.items() if name != model_id},
         )
         self._record_use()
         found = forecast(self.admission, model_id, floors, scheduled.priority, self._clock.now())
@@ -418,7 +418,7 @@ class MemoryScheduler:
             return
         self._group_loading.bring_along()
         self._record_use()
-        claims = {each.model_id: each for each in self.admission.claims}
+        claims = {claim.model_id: claim for claim in self.admission.claims}
         budget = format_size(self.ledger.budget_bytes)
         for decision in self.admission.decide(self._clock.now()):
             self._execution.perform(decision, claims, f"the budget of {budget} has no room for it")

@@ -60,11 +60,11 @@ def read_weights(folder: Path, *, pictures: bool = False) -> Weights:
         tensors |= _tensors(path)
     if not tensors:
         raise EstimateError(f"{folder} has no weights (model*.safetensors)")
-    floats = Counter(each.dtype for each in tensors.values() if each.dtype in _ELEMENT_BYTES)
+    floats = Counter(tensor.dtype for tensor in tensors.values() if tensor.dtype in _ELEMENT_BYTES)
     element_bytes = _ELEMENT_BYTES[floats.most_common(1)[0][0]] if floats else 2
-    layer_bytes = sum(each.bytes for name, each in tensors.items() if _LAYER.search(name))
+    layer_bytes = sum(tensor.bytes for name, tensor in tensors.items() if _LAYER.search(name))
     has_own_head = any(_OWN_HEAD.search(name) for name in tensors)
-    weight_bytes = sum(each.bytes for each in tensors.values())
+    weight_bytes = sum(tensor.bytes for tensor in tensors.values())
     return Weights(weight_bytes, element_bytes, layer_bytes, has_own_head)
 
 
@@ -75,7 +75,7 @@ def adapter_bytes(folder: Path) -> int:
     Raises:
         EstimateError: the adapter can't be read.
     """
-    return sum(each.bytes for each in _tensors(folder / "adapters.safetensors").values())
+    return sum(tensor.bytes for tensor in _tensors(folder / "adapters.safetensors").values())
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:

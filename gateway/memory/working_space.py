@@ -151,7 +151,7 @@ def _convolved_bytes(
     recurrence = recurrence_of(config)
     if recurrence.copied:
         return 0
-    count = sum(each in (Layer.STATE, Layer.BOTH) for each in layers)
+    count = sum(layer in (Layer.STATE, Layer.BOTH) for layer in layers)
     return count * chunk * recurrence.channels * element_bytes
 
 

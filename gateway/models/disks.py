@@ -54,7 +54,7 @@ class Disks:
         """A remark on a model whose disk isn't mounted. None: all its disks are mounted, or the
         state of the model says enough.
         """
-        gone = [each for each in _volumes(supervisor.model) if self._there.get(each) is False]
+        gone = [volume for volume in _volumes(supervisor.model) if self._there.get(volume) is False]
         if not gone:
             return None
         if supervisor.state is State.READY:
@@ -64,10 +64,10 @@ class Disks:
     async def _look(
         self, discovered: Callable[[], Iterable[str]], rediscover: Callable[[], Awaitable[None]]
     ) -> None:
-        searched = {each for place in discovered() for each in _volumes_of([_folder(place)])}
-        models = {each: set(_volumes(each.model)) for each in self._roster.configured.values()}
+        searched = {path for place in discovered() for path in _volumes_of([_folder(place)])}
+        models = {model: set(_volumes(model.model)) for model in self._roster.configured.values()}
         volumes = searched.union(*models.values())
-        self._there = {each: there for each, there in self._there.items() if each in volumes}
+        self._there = {path: there for path, there in self._there.items() if path in volumes}
         for volume in sorted(volumes):
             there = await self._ask(volume)
             if there is None:
@@ -78,7 +78,7 @@ class Disks:
             if there is before:
                 continue
             concerned = [
-                each for each, volumes_of_model in models.items() if volume in volumes_of_model
+                model for model, volumes_of_model in models.items() if volume in volumes_of_model
             ]
             self._tell(volume, concerned, there=there)
             if there:
@@ -97,7 +97,7 @@ class Disks:
             return None
 
     def _tell(self, volume: Path, concerned: Iterable[ModelSupervisor], *, there: bool) -> None:
-        names = [each.model.id for each in concerned]
+        names = [model.model.id for model in concerned]
         self._events.emit("disk", None, path=str(volume), mounted=there, models=names)
         of = f" (models: {', '.join(names)})" if names else ""
         if there:
@@ -118,7 +118,7 @@ def _folder(place: str) -> Path:
 def _volumes(model: Model) -> Iterator[Path]:
     source = Path(model.source)
     folders = [source if source.is_absolute() else hugging_face_cache()]
-    folders += [Path(each) for each in (model.adapter, model.draft) if each is not None]
+    folders += [Path(text) for text in (model.adapter, model.draft) if text is not None]
     return _volumes_of(folders)
 
 

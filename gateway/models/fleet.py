@@ -133,9 +133,14 @@ class Fleet:
         self._handing_over = False
 
     def _tell_of(self, start: FleetStart) -> None:
-        for each in start.swept:
+        for orphan in start.swept:
             self.events.emit(
-                "sweep", None, pid=each.pid, name=each.name, ended=each.ended, seconds=each.seconds
+                "sweep",
+                None,
+                pid=orphan.pid,
+                name=orphan.name,
+                ended=orphan.ended,
+                seconds=orphan.seconds,
             )
         if start.leak_check is not None and start.leak_check.bytes:
             self.events.emit("stranded", None, stranded_bytes=start.leak_check.bytes)
@@ -174,8 +179,8 @@ class Fleet:
     @property
     def workers(self) -> list[Worker]:
         """Every worker, spares among them."""
-        models = (each.worker for each in self.roster.everyone)
-        return [*(each for each in models if each is not None), *self.spares]
+        models = (model.worker for model in self.roster.everyone)
+        return [*(worker for worker in models if worker is not None), *self.spares]
 
     def configure(self, models: Iterable[Model], settings: Settings, budget_bytes: int) -> None:
         """Take another configuration. Models that haven't changed go on undisturbed."""
@@ -231,9 +236,9 @@ class Fleet:
             Refusal: the gateway is shutting down, or the model refuses one of the requests.
         """
         self.check_serves()
-        for index, each in enumerate(requests):
+        for index, request in enumerate(requests):
             try:
-                supervisor.submit(each)
+                supervisor.submit(request)
             except Refusal:
                 for taken in requests[:index]:
                     supervisor.traffic.cancel(taken)
@@ -250,7 +255,7 @@ class Fleet:
         self.scheduler.freeze()
         try:
             async with asyncio.timeout(seconds):
-                while unsettled := [each for each in self.roster.everyone if each.unsettled]:
+                while unsettled := [model for model in self.roster.everyone if model.unsettled]:
                     await unsettled[0].condition.until(lambda: not unsettled[0].unsettled)
         except BaseException:
             self.scheduler.thaw()
@@ -264,9 +269,9 @@ class Fleet:
         for supervisor in self.roster.everyone:
             supervisor.traffic.hand_over(successor)
         return {
-            each.model.id: self._starter.new_channel()
-            for each in self.roster.everyone
-            if each.worker is not None
+            model.model.id: self._starter.new_channel()
+            for model in self.roster.everyone
+            if model.worker is not None
         }
 
     def take_back(self) -> None:
@@ -332,7 +337,7 @@ class Fleet:
         for supervisor in self.roster.everyone:
             supervisor.end()
         await asyncio.gather(
-            self._starter.spares.close(), *(each.until_ended() for each in self.roster.everyone)
+            self._starter.spares.close(), *(model.until_ended() for model in self.roster.everyone)
         )
         self.phase = Phase.STOPPED
         self._wakefulness.end()
@@ -352,8 +357,8 @@ class Fleet:
         if self._handing_over:
             return
         now = self.now()
-        for each in self.roster.everyone:
-            self._tasks.attempt(functools.partial(each.tick, now, REMINDER_S), each.model.id)
+        for model in self.roster.everyone:
+            self._tasks.attempt(functools.partial(model.tick, now, REMINDER_S), model.model.id)
         self._tasks.attempt(
             functools.partial(self.scheduler.tick, self.readings.host.pressure), "memory"
         )
@@ -374,8 +379,8 @@ class Fleet:
         """Whether the machine is to stay awake."""
         if not self._in_force.settings.gateway.keep_awake:
             return False
-        return self._loading() or any(each.traffic.busy for each in self.roster.everyone)
+        return self._loading() or any(model.traffic.busy for model in self.roster.everyone)
 
     def _loading(self) -> bool:
-        states = (each.state for each in self.roster.everyone)
-        return any(each in (State.STARTING, State.LOADING) for each in states)
+        states = (model.state for model in self.roster.everyone)
+        return any(state in (State.STARTING, State.LOADING) for state in states)

@@ -277,7 +277,7 @@ _REDIRECTED: Final[dict[ModelEvent, dict[Aim, Aim]]] = {
     ModelEvent.UNLOAD: dict.fromkeys(Aim, Aim.REST) | {Aim.HOLD: Aim.HOLD},
     **dict.fromkeys(HOLDING, dict.fromkeys(Aim, Aim.HOLD)),
     # The aims of orders stay. A change may have mended a fault, so the model may be loaded again.
-    ModelEvent.CHANGED: {each: each for each in Aim}
+    ModelEvent.CHANGED: {aim: aim for aim in Aim}
     | dict.fromkeys((Aim.JUDGE, Aim.FAIL), Aim.REVIVE),
     ModelEvent.KILL: dict.fromkeys(Aim, Aim.REVIVE) | {Aim.HOLD: Aim.HOLD, Aim.FAIL: Aim.FAIL},
 }

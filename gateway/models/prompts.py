@@ -78,14 +78,14 @@ class Prompts:
         prompts from the disk, as workers may write prompts there when they let go of them: those of
         `model_id`, or all if it is None.
         """
-        reclaimed = await asyncio.gather(*(each.clear_prompts(_WORKER_S) for each in supervisors))
+        reclaimed = await asyncio.gather(*(model.clear_prompts(_WORKER_S) for model in supervisors))
         failures = [
             f"the worker of {supervisor.model.id!r} didn't let go of its prompts within "
             f"{_WORKER_S:g} s"
             for supervisor, reclaimed_bytes in zip(supervisors, reclaimed, strict=True)
             if reclaimed_bytes is None
         ]
-        reclaimed_bytes = sum(each or 0 for each in reclaimed)
+        reclaimed_bytes = sum(number or 0 for number in reclaimed)
         try:
             removed_bytes, self.disk_bytes, obstacle = await self._clears.run(
                 functools.partial(self._remove, model_id), _DISK_S, "the prompts on disk"

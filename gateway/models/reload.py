@@ -136,10 +136,10 @@ class Reloader:
         settings = configuration.settings
         models = {
             model_id: msgspec.structs.replace(
-                each,
-                context_tokens=max(each.context_tokens, self._least_contexts.get(model_id, 0)),
+                model,
+                context_tokens=max(model.context_tokens, self._least_contexts.get(model_id, 0)),
             )
-            for model_id, each in settings.models.items()
+            for model_id, model in settings.models.items()
         }
         return msgspec.structs.replace(
             configuration, settings=msgspec.structs.replace(settings, models=models)
@@ -179,7 +179,7 @@ class Reloader:
     async def _apply(self) -> Reloaded:
         new = self._lengthened(await self._beside(self._read, _READ_S, "the configuration"))
         # A missing model is a mistake only if it wasn't missing before.
-        raise_absent(new.absent[each] for each in new.absent if each not in self.present.absent)
+        raise_absent(new.absent[name] for name in new.absent if name not in self.present.absent)
         budget = self._fleet.scheduler.ledger.budget_bytes
         if new.settings.memory != self.present.settings.memory:
             budget = await self._beside(
@@ -253,9 +253,9 @@ class Reloader:
         """
         ledger = self._fleet.scheduler.ledger
         models = new.settings.models
-        pinned = [each for each in models if models[each].pinned and ledger.floor_bytes([each])]
+        pinned = [model for model in models if models[model].pinned and ledger.floor_bytes([model])]
         floors_bytes = ledger.floor_bytes(pinned)
-        lasting = [each.model_id for each in ledger.allocations if each.pinned]
+        lasting = [allocation.model_id for allocation in ledger.allocations if allocation.pinned]
         same = budget_bytes >= ledger.budget_bytes and set(pinned) <= set(lasting)
         if floors_bytes <= budget_bytes or same:
             return
@@ -281,8 +281,8 @@ def _without_restart(old: Settings, new: Settings, keys: tuple[str, ...]) -> Set
     """The new settings, but with the old values of `keys`, which need a restart. The next reload
     names these keys again.
     """
-    for each in keys:
-        table, key = each.split(".", 1)
+    for text in keys:
+        table, key = text.split(".", 1)
         if table == HOSTS:
             new = msgspec.structs.replace(new, hosts=old.hosts)
             continue

@@ -80,7 +80,7 @@ class Roster:
         problem = self.broken.get(name) or self.broken.get(name.removesuffix(LATEST))
         if problem is not None and caller.models is None:
             return Refusal("model_not_found", f"{name!r} isn't served: {problem}.", param="model")
-        ids = sorted(each.model.id for each in visible) + sorted(set(elsewhere.values()))
+        ids = sorted(model.model.id for model in visible) + sorted(set(elsewhere.values()))
         if not ids and caller.models is None:
             return Refusal(
                 "model_not_found",
@@ -90,7 +90,9 @@ class Roster:
         known = ", ".join(ids[:_MOST_NAMED]) or "none"
         if len(ids) > _MOST_NAMED:
             known += f" and {len(ids) - _MOST_NAMED:,} others"
-        names = [name for each in visible for name in (each.model.id, *each.model.settings.aliases)]
+        names = [
+            name for model in visible for name in (model.model.id, *model.model.settings.aliases)
+        ]
         names += elsewhere
         meant = suggestion(nearest_model(name, names))
         return Refusal(
@@ -101,7 +103,7 @@ class Roster:
 
     def visible(self, caller: Caller) -> list[ModelSupervisor]:
         """The configured models that the caller may use."""
-        return [each for each in self.configured.values() if _may_use(caller, each)]
+        return [model for model in self.configured.values() if _may_use(caller, model)]
 
     def configure(self, models: Iterable[Model], *, everywhere: bool) -> None:
         """Take other models. Configure those that have changed, or all if `everywhere`: settings
@@ -119,8 +121,8 @@ class Roster:
             self.configured[model.id] = known
         self._leaving |= present
         self._register()
-        for each in changed:
-            each()
+        for partial in changed:
+            partial()
         self._by_name = self._names()
         for supervisor in present.values():
             supervisor.remove()
@@ -131,8 +133,8 @@ class Roster:
         model with a worker.
         """
         await self._tasks.cancel_all()
-        left = [each.release() for each in self.everyone]
-        return [each for each in left if each is not None]
+        left = [model.release() for model in self.everyone]
+        return [pair for pair in left if pair is not None]
 
     async def close(self) -> None:
         """To be called when no worker is left."""
@@ -149,11 +151,11 @@ class Roster:
             await supervisor.close()
 
     def _register(self) -> None:
-        self._scheduler.register(each.model_memory for each in self.everyone)
+        self._scheduler.register(model.model_memory for model in self.everyone)
         self._by_name = self._names()
 
     def _names(self) -> dict[str, ModelSupervisor]:
-        self.has_commands = any(each.model.is_command for each in self.configured.values())
+        self.has_commands = any(model.model.is_command for model in self.configured.values())
         names = dict(self.configured)
         for supervisor in self.configured.values():
             for alias in supervisor.model.settings.aliases:

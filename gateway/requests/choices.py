@@ -65,7 +65,7 @@ class Choices:
         """The tokens that were computed so far, also for answers that ended early; None: there were
         none.
         """
-        spent = [each.spent for each in self._requests if each.spent is not None]
+        spent = [request.spent for request in self._requests if request.spent is not None]
         return usage_of(spent, self._answers_each) if spent else None
 
     def store(self, index: int, piece: AnswerPiece) -> None:
@@ -127,11 +127,13 @@ async def pieces(
             yield 0, piece
             if piece.finish_reason is not None:
                 return
-    takers = {asyncio.create_task(each.next_piece()): index for index, each in enumerate(requests)}
+    takers = {
+        asyncio.create_task(request.next_piece()): index for index, request in enumerate(requests)
+    }
     try:
         while takers:
             done, _ = await asyncio.wait(takers, return_when=asyncio.FIRST_COMPLETED)
-            ready = deque(sorted(done, key=lambda each: takers[each]))
+            ready = deque(sorted(done, key=lambda task: takers[task]))
             done.clear()
             while ready:
                 index = takers.pop(ready[0])
@@ -172,9 +174,9 @@ def usage_of(usages: Sequence[Usage], answers_each: int) -> Usage:
         usages[begin : begin + answers_each] for begin in range(0, len(usages), answers_each)
     ]
     return Usage(
-        sum(each[0].prompt_tokens for each in prompts),
-        sum(each.completion_tokens for each in usages),
-        sum(min(one.cached_tokens for one in each) for each in prompts),
-        sum(each.reasoning_tokens for each in usages),
-        sum((each.guesses for each in usages), Guesses()),
+        sum(prompt[0].prompt_tokens for prompt in prompts),
+        sum(usage.completion_tokens for usage in usages),
+        sum(min(one.cached_tokens for one in values) for values in prompts),
+        sum(usage.reasoning_tokens for usage in usages),
+        sum((usage.guesses for usage in usages), Guesses()),
     )

@@ -85,8 +85,8 @@ class FairShares:
         self._present = dict(present)
         if not present:
             self._now_s = max([self._now_s, *(e.had_s for e in self._sharers.values())])
-            for each in self._sharers.values():
-                each.expected_s = each.due_s = 0.0
+            for sharer in self._sharers.values():
+                sharer.expected_s = sharer.due_s = 0.0
         self._forget()
 
     def _advance(self, staying: list[str]) -> None:
@@ -123,8 +123,8 @@ class FairShares:
 
     def charge(self, seconds: Mapping[str, float]) -> None:
         """Take in measured seconds, by the names of sharers. Unknown names are ignored."""
-        for each in self._sharers.values():
-            each.due_s = 0.0
+        for sharer in self._sharers.values():
+            sharer.due_s = 0.0
         for name, taken_s in seconds.items():
             if (found := self._sharers.get(name)) is not None:
                 found.had_s += taken_s / found.share
@@ -136,23 +136,23 @@ class FairShares:
     def charge_opaque(self, seconds: Mapping[str, float]) -> None:
         """Take in measured seconds, by the sharers' names for workers."""
         names = {opaque(name): name for name in self._sharers}
-        self.charge({names[each]: taken for each, taken in seconds.items() if each in names})
+        self.charge({names[name]: taken for name, taken in seconds.items() if name in names})
 
     @property
     def costs(self) -> dict[str, float]:
         """The seconds of the model that each sharer took since the gateway's start. Of more sharers
         than are remembered, and of forgotten ones, the sum is under `OTHERS`.
         """
-        by_cost = sorted(self._sharers.items(), key=lambda each: -each[1].cost_s)
-        found = {name: each.cost_s for name, each in by_cost[:_MOST]}
-        others_s = self._others_s + sum(each.cost_s for _, each in by_cost[_MOST:])
+        by_cost = sorted(self._sharers.items(), key=lambda pair: -pair[1].cost_s)
+        found = {name: sharer.cost_s for name, sharer in by_cost[:_MOST]}
+        others_s = self._others_s + sum(sharer.cost_s for _, sharer in by_cost[_MOST:])
         return found | {OTHERS: others_s} if others_s else found
 
     @property
     def in_turn(self) -> list[str]:
         """The remembered sharers: those that have requests, the next one first, then the others."""
         present = sorted(self._present, key=self.turn_s)
-        return present + [each for each in self._sharers if each not in self._present]
+        return present + [sharer for sharer in self._sharers if sharer not in self._present]
 
     def sharer(self, name: str) -> Sharer:
         """A remembered sharer."""
@@ -161,16 +161,16 @@ class FairShares:
     @property
     def state(self) -> tuple[SharerState, ...]:
         return tuple(
-            SharerState(name, each.share, each.had_s - self._now_s, each.cost_s)
-            for name, each in self._sharers.items()
+            SharerState(name, sharer.share, sharer.had_s - self._now_s, sharer.cost_s)
+            for name, sharer in self._sharers.items()
         )
 
     def restore(self, state: tuple[SharerState, ...]) -> None:
         """Go on from the state of an earlier gateway."""
-        for each in state:
-            sharer = Sharer(each.share, each.had_s)
-            sharer.cost_s = each.cost_s
-            self._sharers[each.name] = sharer
+        for sharer_state in state:
+            sharer = Sharer(sharer_state.share, sharer_state.had_s)
+            sharer.cost_s = sharer_state.cost_s
+            self._sharers[sharer_state.name] = sharer
 
     def _forget(self) -> None:
         """Forget sharers without requests that are too many: first those that had the least."""

@@ -74,14 +74,14 @@ class RequestQueue:
         self._expected_s: dict[Request, float] = {}
 
     def __iter__(self) -> Iterator[Request]:
-        for each in (self._suspects, self._parked, self._waiting):
-            yield from each
+        for item in (self._suspects, self._parked, self._waiting):
+            yield from item
         yield from self._running.values()
 
     def places(self) -> Iterator[tuple[int | None, Request]]:
         """Each request, with its place among the waiting requests, from 1 on; None: it runs."""
-        for each in self._running.values():
-            yield None, each
+        for request in self._running.values():
+            yield None, request
         yield from enumerate(self._in_turn(), 1)
 
     @property
@@ -106,8 +106,8 @@ class RequestQueue:
     def sharers(self) -> list[SharerCount]:
         """The sharers that are remembered, in the order of their turns."""
         self._meet()
-        running = Counter(each.terms.sharer for each in self._running.values())
-        present = Counter(each.terms.sharer for each in self)
+        running = Counter(request.terms.sharer for request in self._running.values())
+        present = Counter(request.terms.sharer for request in self)
         found = []
         for name in self.shares.in_turn[:_MOST_LISTED]:
             sharer = self.shares.sharer(name)
@@ -119,11 +119,11 @@ class RequestQueue:
     def oldest_waiting_at(self) -> float | None:
         """When the oldest waiting request arrived; another request may start before it."""
         queues = (self._suspects, self._parked, self._waiting)
-        return min((each.arrived_at for queue in queues for each in queue), default=None)
+        return min((request.arrived_at for queue in queues for request in queue), default=None)
 
     @property
     def oldest_running_at(self) -> float | None:
-        return min((each.arrived_at for each in self._running.values()), default=None)
+        return min((request.arrived_at for request in self._running.values()), default=None)
 
     @property
     def longest_running(self) -> Request | None:
@@ -161,18 +161,18 @@ class RequestQueue:
         Raises:
             QueueFullError: there is none.
         """
-        waiting = Counter(each.terms.sharer for each in self._waiting)
+        waiting = Counter(request.terms.sharer for request in self._waiting)
         sharer, priority = request.terms.sharer, self.priority_of(request)
 
         def load(each: Request) -> float:
             return waiting[each.terms.sharer] / each.terms.share
 
         others = (
-            each
-            for each in reversed(self._waiting)
-            if each.terms.sharer != sharer
-            and not each.progress.begun
-            and self.priority_of(each) <= priority
+            request
+            for request in reversed(self._waiting)
+            if request.terms.sharer != sharer
+            and not request.progress.begun
+            and self.priority_of(request) <= priority
         )
         found = max(others, key=load, default=None)
         if found is None or load(found) <= (waiting[sharer] + 1) / request.terms.share:
@@ -182,7 +182,7 @@ class RequestQueue:
     @property
     def blamed(self) -> int:
         """The number of running requests that are to blame if the worker dies now."""
-        return sum(each.progress.suspect for each in self._running.values())
+        return sum(request.progress.suspect for request in self._running.values())
 
     @property
     def highest_priority(self) -> int | None:
@@ -208,23 +208,27 @@ class RequestQueue:
     def _first(self) -> Request | None:
         """The new request that starts next."""
         oldest: dict[str, Request] = {}
-        for each in self._waiting:
-            if self.priority_of(each) < self.priority_of(self._waiting[0]):
+        for request in self._waiting:
+            if self.priority_of(request) < self.priority_of(self._waiting[0]):
                 break
-            oldest.setdefault(each.terms.sharer, each)
+            oldest.setdefault(request.terms.sharer, request)
         return min(
-            oldest.values(), key=lambda each: self.shares.turn_s(each.terms.sharer), default=None
+            oldest.values(),
+            key=lambda request: self.shares.turn_s(request.terms.sharer),
+            default=None,
         )
 
     def _in_turn(self) -> list[Request]:
         """The waiting requests in the order in which they start, as far as that can be told."""
         self._meet()
         found = [*self._suspects, *self._parked]
-        turns_s = {each.terms.sharer: self.shares.turn_s(each.terms.sharer) for each in self}
+        turns_s = {
+            request.terms.sharer: self.shares.turn_s(request.terms.sharer) for request in self
+        }
         for _, group in groupby(self._waiting, self.priority_of):
             queues: dict[str, deque[Request]] = {}
-            for each in group:
-                queues.setdefault(each.terms.sharer, deque()).append(each)
+            for item in group:
+                queues.setdefault(item.terms.sharer, deque()).append(item)
             while queues:
                 name = min(queues, key=lambda name: turns_s[name])
                 request = queues[name].popleft()
@@ -254,12 +258,12 @@ class RequestQueue:
             self._parked.append(leaving)
         else:
             # It keeps its age, so no other request of its sharer starts before it.
-            place = sum(self._order(each) < self._order(leaving) for each in self._waiting)
+            place = sum(self._order(request) < self._order(leaving) for request in self._waiting)
             self._waiting.insert(place, leaving)
         return Change(leaving, coming)
 
     def _leaving(self, coming: Request, now: float) -> Request | None:
-        places = Counter(each.terms.sharer for each in self._running.values())
+        places = Counter(request.terms.sharer for request in self._running.values())
         sharer, priority = coming.terms.sharer, self.priority_of(coming)
 
         def part(name: str) -> float:
@@ -269,17 +273,17 @@ class RequestQueue:
             return None
         puts_aside = not places[sharer] and now - coming.arrived_at >= _PATIENCE_S
         choices = [
-            each
-            for each in reversed(self._running.values())
-            if places[each.terms.sharer] > part(each.terms.sharer)
-            and self.priority_of(each) <= priority
-            and not isinstance(each.task, Passage)
-            and (puts_aside or not each.progress.delivered)
+            request
+            for request in reversed(self._running.values())
+            if places[request.terms.sharer] > part(request.terms.sharer)
+            and self.priority_of(request) <= priority
+            and not isinstance(request.task, Passage)
+            and (puts_aside or not request.progress.delivered)
         ]
         # The newest: the worker is the least far with it.
         return min(
             choices,
-            key=lambda each: (bool(each.progress.delivered), -places[each.terms.sharer]),
+            key=lambda request: (bool(request.progress.delivered), -places[request.terms.sharer]),
             default=None,
         )
 
@@ -288,7 +292,7 @@ class RequestQueue:
 
     def _meet(self) -> None:
         """Tell the shares who has requests."""
-        self.shares.meet({each.terms.sharer: each.terms.share for each in self})
+        self.shares.meet({request.terms.sharer: request.terms.share for request in self})
 
     def _likely_s(self, request: Request) -> float:
         tokens = request.progress.prompt_tokens or likely_tokens(request.task)
@@ -345,14 +349,16 @@ class RequestQueue:
         """Remove and return the requests that run."""
         running, self._running = list(self._running.values()), {}
         self._alone = None
-        for each in running:
-            self.await_measurement(each)
+        for request in running:
+            self.await_measurement(request)
         return running
 
     def park(self, requests: list[Request]) -> None:
         """Put requests that ran at the front of the queue, in their order."""
-        self._suspects.extend(each for each in requests if each.progress.suspect)
-        self._parked.extendleft(each for each in reversed(requests) if not each.progress.suspect)
+        self._suspects.extend(request for request in requests if request.progress.suspect)
+        self._parked.extendleft(
+            request for request in reversed(requests) if not request.progress.suspect
+        )
 
     def take_waiting(self) -> list[Request]:
         """Remove and return the requests that wait."""
@@ -395,7 +401,7 @@ class RequestQueue:
         """Remove and return the waiting requests whose deadline has passed."""
         overdue = []
         for queue in (self._suspects, self._parked, self._waiting):
-            late = [each for each in queue if each.deadline_at <= now]
+            late = [request for request in queue if request.deadline_at <= now]
             for request in late:
                 queue.remove(request)
             overdue += late
@@ -424,7 +430,7 @@ class Quarantine:
         if not self._until:
             return None
         content = _content(task)
-        return max((until - now for until, each in self._until if each == content), default=None)
+        return max((until - now for until, item in self._until if item == content), default=None)
 
     def clear(self) -> None:
         self._until.clear()

@@ -216,7 +216,9 @@ class Request:
         """The client's name for the field or picture that failed."""
         match failure.picture, self.task:
             case int() as number, Generate(prompt=ChatPrompt() as prompt):
-                return next((each.name for each in prompt.pictures[number : number + 1]), None)
+                return next(
+                    (picture.name for picture in prompt.pictures[number : number + 1]), None
+                )
         return None if failure.field is None else self.terms.params.get(failure.field)
 
     def start(self, now: float) -> None:
@@ -239,7 +241,7 @@ class Request:
         self.unenforced = delta.unenforced or self.unenforced
         if delta.parts:
             self._parts += delta.parts
-            self.progress.answer_size += sum([each.size for each in delta.parts])
+            self.progress.answer_size += sum([part.size for part in delta.parts])
         elif delta.finish_reason is None:
             return False
         if self.answered_at is None:

@@ -359,7 +359,7 @@ class Traffic:
     def take_back(self) -> None:
         """Go on without the successor, which may have finished some of the requests."""
         self._successor = None
-        for request in [each for each in self.queue if each.over]:
+        for request in [request for request in self.queue if request.over]:
             self.queue.remove(request)
         self.dispatch()
 

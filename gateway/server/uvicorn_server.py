@@ -63,9 +63,9 @@ class UvicornServer(uvicorn.Server):
 
     def offer_connections(self) -> None:
         """Give the idle connections to the next gateway."""
-        for each in list(self.server_state.connections):
-            if isinstance(each, ClientConnection):
-                each.offer()
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, ClientConnection):
+                connection.offer()
 
     async def serve_connection(self, connected: socket.socket) -> None:
         """Serve a connection that another gateway has accepted."""

@@ -255,7 +255,7 @@ def make_private_folder(path: Path, owner: Owner) -> None:
         ServiceError: the folder can't be made.
     """
     try:
-        for folder in reversed([each for each in (path, *path.parents) if not each.exists()]):
+        for folder in reversed([parent for parent in (path, *path.parents) if not parent.exists()]):
             folder.mkdir(mode=0o700)
             os.chown(folder, owner.uid, owner.gid)
     except OSError as error:

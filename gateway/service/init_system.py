@@ -122,10 +122,10 @@ def jobs(init: InitSystem) -> list[ServiceJob]:
     no jobs.
     """
     found = []
-    for each in (init, init.other):
-        path = str(each.path) if each.files else None
+    for system in (init, init.other):
+        path = str(system.path) if system.files else None
         try:
-            found += [ServiceJob(domain, path) for domain in each.domains()]
+            found += [ServiceJob(domain, path) for domain in system.domains()]
         except ServiceError:
             continue
     return found
@@ -152,8 +152,8 @@ def duplicates(init: InitSystem, found: list[ServiceJob]) -> Iterator[tuple[str,
     """The faults of a service that exists more than once, or whose file is gone. Each fault is a
     pair of sentences: the fault and its remedy.
     """
-    own = [each for each in found if (each.domain == "system") is init.system]
-    domains = " and ".join(each.domain for each in own)
+    own = [job for job in found if (job.domain == "system") is init.system]
+    domains = " and ".join(service_job.domain for service_job in own)
     if own and own[0].path is None:
         yield (
             f"Its definition {init.path} is gone, and launchd still has it in {domains}.",

@@ -90,7 +90,7 @@ class Launchd:
     def read(self) -> Installed | None:
         try:
             keys = plistlib.loads(self.path.read_bytes())
-            arguments = [str(each) for each in keys["ProgramArguments"]]
+            arguments = [str(programargument) for programargument in keys["ProgramArguments"]]
             return Installed.of(arguments, int(keys["ExitTimeOut"]))
         except FileNotFoundError:
             return None
@@ -102,7 +102,7 @@ class Launchd:
             raise self._no_domain()
 
     def domains(self) -> list[str]:
-        return [each for each in self._domains if _knows(each)]
+        return [domain for domain in self._domains if _knows(domain)]
 
     def loaded(self) -> bool:
         return self._domain() is not None
@@ -150,7 +150,7 @@ class Launchd:
 
     def _domain(self) -> str | None:
         """The first domain that has the job; None: no domain has it."""
-        return next((each for each in self._domains if _knows(each)), None)
+        return next((domain for domain in self._domains if _knows(domain)), None)
 
     def _bootstrap(self) -> str | None:
         if (installed := self.read()) is not None:

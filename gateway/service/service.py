@@ -50,7 +50,7 @@ class GatewayOutput:
                 lines = log.read(1 << 16).decode("utf-8", "replace").splitlines()
         except OSError:
             return ""
-        return "\n".join(f"  | {each}" for each in lines[-_LINES:])
+        return "\n".join(f"  | {line}" for line in lines[-_LINES:])
 
 
 # Seconds until the service must answer. A second attempt of launchd, which comes after

@@ -51,9 +51,9 @@ def listening_at(pid: int) -> list[tuple[str, int]]:
     except psutil.Error:
         return []
     return [
-        (each.laddr.ip, each.laddr.port)
-        for each in connections
-        if each.status == psutil.CONN_LISTEN and each.laddr
+        (connection.laddr.ip, connection.laddr.port)
+        for connection in connections
+        if connection.status == psutil.CONN_LISTEN and connection.laddr
     ]
 
 
@@ -111,7 +111,7 @@ def look(init: InitSystem) -> ServiceStatus:
     """Raises: ServiceError: the definition can't be read."""
     installed = init.read()
     found = jobs(init)
-    warnings = [" ".join(each) for each in duplicates(init, found)]
+    warnings = [" ".join(duplicate) for duplicate in duplicates(init, found)]
     if installed is None:
         path = str(init.path)
         return ServiceStatus(
@@ -194,7 +194,7 @@ def guarded_remark(
     service may read guarded folders only after a permission at the screen.
     """
     home = definition.owner.home
-    places = {str(each): each for each in _folders(settings)}
+    places = {str(folder): folder for folder in _folders(settings)}
     places |= {
         f"the environment {sys.prefix}": Path(sys.prefix),
         f"the program in {_CODE}": _CODE,
@@ -224,8 +224,8 @@ def _folders(settings: Settings) -> Iterable[Path]:
 def _is_guarded(place: Path, home: Path) -> bool:
     """Whether the place is guarded, or what it leads to if it is a link."""
     real_home = Path(os.path.realpath(home))
-    guarded = [folder / each for folder in (home, real_home) for each in _OF_THE_HOME]
+    guarded = [folder / text for folder in (home, real_home) for text in _OF_THE_HOME]
     return any(
-        volume_of(each / "model") is not None or any(map(each.is_relative_to, guarded))
-        for each in (place, Path(os.path.realpath(place)))
+        volume_of(path / "model") is not None or any(map(path.is_relative_to, guarded))
+        for path in (place, Path(os.path.realpath(place)))
     )

@@ -54,7 +54,7 @@ class Systemd:
     @property
     def files(self) -> list[Path]:
         links = self.path.parent.glob(f"*.wants/{UNIT}")
-        return [each for each in (self.path, *links) if os.path.lexists(each)]
+        return [link for link in (self.path, *links) if os.path.lexists(link)]
 
     def render(self, definition: ServiceDefinition) -> bytes:
         name = "bulkhead-system.service" if self.system else UNIT
@@ -63,7 +63,7 @@ class Systemd:
             template(name).decode(),
             {
                 "EXEC_START": " ".join(
-                    _quoted(each).replace("$", "$$") for each in definition.arguments
+                    _quoted(argument).replace("$", "$$") for argument in definition.arguments
                 ),
                 "ENVIRONMENT": " ".join(map(_quoted, environment)),
                 "WORKING_DIRECTORY": _escaped(str(definition.owner.home)),
@@ -79,7 +79,7 @@ class Systemd:
             return None
         except (OSError, UnicodeDecodeError) as error:
             raise unreadable(self.path, error) from error
-        keys = dict(each.split("=", 1) for each in lines if "=" in each and each[0] not in "#;")
+        keys = dict(text.split("=", 1) for text in lines if "=" in text and text[0] not in "#;")
         try:
             line = keys["ExecStart"].replace("%%", "%").replace("$$", "$")
             arguments = shlex.split(line)
@@ -108,7 +108,7 @@ class Systemd:
             )
 
     def start_commands(self) -> list[str]:
-        return [" ".join(("systemctl", *self._scope, *each)) for each in _BEGINNING]
+        return [" ".join(("systemctl", *self._scope, *pair)) for pair in _BEGINNING]
 
     def start(self) -> str | None:
         for verb, *unit in _BEGINNING:

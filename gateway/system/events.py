@@ -130,11 +130,11 @@ class EventLog:
         self._events.clear()
         self._events.extend([*events, *newer])
         if self._events:
-            self._last_id = max(self._last_id, *(each.id for each in self._events))
+            self._last_id = max(self._last_id, *(event.id for event in self._events))
 
     def after(self, event_id: int) -> list[Event]:
         """The stored events with a higher id than `event_id`."""
-        return [each for each in self._events if each.id > event_id]
+        return [event for event in self._events if event.id > event_id]
 
     @contextmanager
     def follow(self) -> Iterator[EventFollower]:

@@ -63,9 +63,9 @@ class DeniedError(ValueError):
 
 def denied(error: BaseException) -> str | None:
     """A sentence that says what to do if the system denied a file; None for another error."""
-    for each in _chain(error):
-        if isinstance(each, OSError) and each.errno == errno.EPERM:
-            return _sentence(each.filename)
+    for exception in _chain(error):
+        if isinstance(exception, OSError) and exception.errno == errno.EPERM:
+            return _sentence(exception.filename)
     return None
 
 

@@ -108,7 +108,7 @@ def remove_leftovers(folder: Path, in_use: Iterable[Path], bound_bytes: int = _B
     """Remove the oldest log files of logs that aren't in use, until the rest of these files have
     `bound_bytes` at most. `in_use` are paths of logs, without the numbers of rotated files.
     """
-    names = {each.name for each in in_use}
+    names = {path.name for path in in_use}
     try:
         found = [
             (status.st_mtime, status.st_size, path)
@@ -156,7 +156,7 @@ class LogReader:
         self._path = path
         # The files that exist now, the newest first, for `last`.
         self._files = _open_files(path)
-        self._ends = [_end_of_lines(each) for each in self._files]
+        self._ends = [_end_of_lines(file) for file in self._files]
         self._file = self._files[0] if self._files else None
         if self._file is not None:
             self._file.seek(self._ends[0])
@@ -202,7 +202,7 @@ class LogReader:
                 lines, self._unfinished = [self._unfinished] if self._unfinished else [], b""
                 self._next()
             if lines:
-                return [each.decode("utf-8", "replace") for each in lines]
+                return [line.decode("utf-8", "replace") for line in lines]
 
     def close(self) -> None:
         for file in (*self._files, *self._newer, *([self._file] if self._file else [])):
@@ -233,7 +233,7 @@ class LogReader:
         mine = _identity(cast("BinaryIO", self._file))
         if not self._newer and _identity_at(self._path) not in (mine, None):
             files = _open_files(self._path)
-            identities = [_identity(each) for each in files]
+            identities = [_identity(binary_io) for binary_io in files]
             newer = identities.index(mine) if mine in identities else len(files)
             self._newer.extend(reversed(files[:newer]))
             for file in files[newer:]:
@@ -253,9 +253,9 @@ def _open_files(path: Path) -> list[BinaryIO]:
     loop misses no file, but may find a file twice.
     """
     files: dict[tuple[int, int], BinaryIO] = {}
-    for each in rotated_paths(path):
+    for rotated_path in rotated_paths(path):
         try:
-            file = each.open("rb", buffering=0)
+            file = rotated_path.open("rb", buffering=0)
         except FileNotFoundError:
             continue
         if files.setdefault(_identity(file), file) is not file:

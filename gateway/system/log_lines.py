@@ -92,7 +92,7 @@ def human(line: Mapping[str, Any]) -> str:
         text = escaped(str(line.get("message", "")))
     shown = f"{local_time(line['time'])} {line['level'].upper():<7} {text}"
     traceback = str(line.get("exception", "")).splitlines()
-    return "\n".join([shown, *(f"  {escaped(each)}" for each in traceback)])
+    return "\n".join([shown, *(f"  {escaped(frame)}" for frame in traceback)])
 
 
 def readable(text: str) -> str:
@@ -116,7 +116,7 @@ def escaped(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(
-        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+        item if item.isprintable() else item.encode("unicode_escape").decode() for item in text
     )
 
 
@@ -125,7 +125,7 @@ def _value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.3f}"
     text = str(value)
-    plain = text and text.isprintable() and not any(each in text for each in ' "=')
+    plain = text and text.isprintable() and not any(character in text for character in ' "=')
     return text if plain else escaped(json.dumps(text, ensure_ascii=False))
 
 

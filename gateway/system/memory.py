@@ -27,10 +27,12 @@ from gateway.system.memory_reading import CardMemory, HostError, Pressure
 
 if sys.platform == "darwin":
     from gateway.system import memory_darwin as system_memory
+    from gateway.system.memory_darwin import DarwinFootprintGauge as SystemGauge
 else:
     from gateway.system import memory_linux as system_memory
+    from gateway.system.memory_linux import LinuxFootprintGauge as SystemGauge
 
-FootprintGauge = system_memory.FootprintGauge
+FootprintGauge = SystemGauge
 footprint = system_memory.footprint
 mapped_bytes = system_memory.mapped_bytes
 wired_limit_mb = system_memory.wired_limit_mb

@@ -120,7 +120,7 @@ def mapped_bytes(pid: int, files: Collection[str]) -> int:
     return 0
 
 
-class FootprintGauge:
+class DarwinFootprintGauge:
     """Reads the footprint of one process. A reading takes microseconds."""
 
     def __init__(self, pid: int) -> None:

@@ -37,7 +37,7 @@ def footprint(pid: int) -> Footprint:
     return _footprint(pid, _host_bytes(pid))
 
 
-class FootprintGauge:
+class LinuxFootprintGauge:
     """Reads the footprint of one process; cheap enough for every second.
 
     To count shared pages Linux walks all pages of a process. That takes some milliseconds of
@@ -86,7 +86,7 @@ def mapped_bytes(pid: int, files: Collection[str]) -> int:
 
 def has_driver() -> bool:
     """Whether this machine has an NVIDIA driver, so that processes may use cards."""
-    return any(each.exists() for each in _DRIVERS)
+    return any(driver.exists() for driver in _DRIVERS)
 
 
 def _footprint(pid: int, host_bytes: int) -> Footprint:
@@ -149,7 +149,7 @@ _AVERAGE: Final = re.compile(r"^(some|full) avg10=([\d.]+)", re.MULTILINE)
 def wired_bytes(meminfo: Path = _MEMINFO) -> int:
     """Raises: HostError."""
     lines = _read(meminfo).splitlines()
-    counted = [int(each.split()[1]) * 1024 for each in lines if each.startswith(_WIRED)]
+    counted = [int(line.split()[1]) * 1024 for line in lines if line.startswith(_WIRED)]
     if len(counted) != len(_WIRED):
         raise HostError(f"{meminfo} lacks one of {', '.join(_WIRED)}")
     return sum(counted)

@@ -29,10 +29,10 @@ def card_bytes(pid: int) -> int:
     with _errors():
         try:
             used = [
-                each.usedGpuMemory
+                user.usedGpuMemory
                 for card in _cards()
-                for each in pynvml.nvmlDeviceGetComputeRunningProcesses(card)
-                if each.pid == pid
+                for user in pynvml.nvmlDeviceGetComputeRunningProcesses(card)
+                if user.pid == pid
             ]
         except pynvml.NVMLError_LibraryNotFound:
             if has_open(pid, _DEVICES):
@@ -60,14 +60,14 @@ def card_memory(pids: Collection[int]) -> CardMemory | None:
                 pynvml.nvmlDeviceGetMemoryInfo(card)
                 for card in _cards()
                 if any(
-                    each.pid in pids for each in pynvml.nvmlDeviceGetComputeRunningProcesses(card)
+                    user.pid in pids for user in pynvml.nvmlDeviceGetComputeRunningProcesses(card)
                 )
             ]
         except pynvml.NVMLError_LibraryNotFound:
             return None
     if not found:
         return None
-    return CardMemory(sum(each.total for each in found), sum(each.free for each in found))
+    return CardMemory(sum(item.total for item in found), sum(item.free for item in found))
 
 
 def has_open(pid: int, devices: tuple[str, ...]) -> bool:
@@ -80,10 +80,10 @@ def has_open(pid: int, devices: tuple[str, ...]) -> bool:
         descriptors = list(Path(f"/proc/{pid}/fd").iterdir())
     except OSError as error:
         raise FootprintError(f"pid {pid}: {error.strerror}") from error
-    for each in descriptors:
+    for descriptor in descriptors:
         # The process may have closed the file meanwhile.
         with contextlib.suppress(FileNotFoundError):
-            if str(each.readlink()).startswith(devices):
+            if str(descriptor.readlink()).startswith(devices):
                 return True
     return False
 

@@ -38,12 +38,12 @@ def together(footprints: Sequence[Footprint]) -> Footprint:
     moments. On cards each rank has its own card, and the budget is that of one card, so the
     fullest card counts.
     """
-    peaks = [each.host_peak_bytes for each in footprints]
-    known = [each for each in peaks if each is not None]
+    peaks = [footprint.host_peak_bytes for footprint in footprints]
+    known = [peak for peak in peaks if peak is not None]
     return Footprint(
-        host_bytes=sum(each.host_bytes for each in footprints),
+        host_bytes=sum(footprint.host_bytes for footprint in footprints),
         host_peak_bytes=sum(known) if len(known) == len(peaks) else None,
-        card_bytes=max(each.card_bytes for each in footprints),
+        card_bytes=max(footprint.card_bytes for footprint in footprints),
     )
 
 

@@ -56,9 +56,9 @@ class TreeGauge:
             with contextlib.suppress(FootprintError):
                 found.append(self._gauges.setdefault(pid, FootprintGauge(pid)).read())
         return Footprint(
-            host_bytes=sum(each.host_bytes for each in found) + self._mapped(others),
+            host_bytes=sum(footprint.host_bytes for footprint in found) + self._mapped(others),
             host_peak_bytes=None,
-            card_bytes=sum(each.card_bytes for each in found),
+            card_bytes=sum(footprint.card_bytes for footprint in found),
         )
 
     def _mapped(self, pids: set[int]) -> int:
@@ -73,8 +73,8 @@ class TreeGauge:
         now = time.monotonic()
         if now - self._looked_at >= _LOOK_S:
             self._looked_at = now
-            self._strays = {each.pid for each in self._command.all()}
-        others = self._strays | {each.pid for each in self._command.below()}
+            self._strays = {process.pid for process in self._command.all()}
+        others = self._strays | {process.pid for process in self._command.below()}
         self._gauges = {
             pid: gauge
             for pid, gauge in self._gauges.items()

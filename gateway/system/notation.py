@@ -119,17 +119,17 @@ def nearest_model(name: str, known: Iterable[str]) -> str | None:
         return None
     # Of several ids that differ only by case or owner, the first is as good as any.
     ids: dict[str, str] = {}
-    for each in known:
-        ids.setdefault(each.lower(), each)
-        ids.setdefault(_tail(each.lower()), each)
+    for text in known:
+        ids.setdefault(text.lower(), text)
+        ids.setdefault(_tail(text.lower()), text)
     wanted = _tail(name.lower())
     if wanted in ids:
         return ids[wanted]
     if found := nearest(wanted, ids):
         return ids[found]
     if len(wanted) >= _LEAST_PART:
-        longer = (each for each in ids if wanted in each or each in wanted)
-        if found := min(longer, key=lambda each: abs(len(each) - len(wanted)), default=None):
+        longer = (identifier for identifier in ids if wanted in identifier or identifier in wanted)
+        if found := min(longer, key=lambda text: abs(len(text) - len(wanted)), default=None):
             return ids[found]
     return None
 
@@ -138,8 +138,8 @@ def alike(name: str, known: Iterable[str]) -> list[str]:
     """The known ids of models that are similar to `name`, the likeliest first."""
     if len(name) > _LONGEST:
         return []
-    ids = {each.lower(): each for each in known}
-    found = [ids[each] for each in difflib.get_close_matches(name.lower(), list(ids))]
+    ids = {name.lower(): name for name in known}
+    found = [ids[close_match] for close_match in difflib.get_close_matches(name.lower(), list(ids))]
     first = nearest_model(name, ids.values())
     return list(dict.fromkeys(found if first is None else [first, *found]))
 

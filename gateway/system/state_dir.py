@@ -185,10 +185,10 @@ class StateDir:
         )
         secret = [self.keys_path, self.keys_path.with_suffix(".lock")]
         secret += [self.admin_key_path, self.usage_path, self.served_path, self.page_path]
-        files = [self.lock_path, *secret, *written, *(each.with_suffix(".new") for each in written)]
+        files = [self.lock_path, *secret, *written, *(path.with_suffix(".new") for path in written)]
         files += [*_entries(self.workers), *self.logs.glob("*.log"), *self.logs.glob("*.log.?")]
         # `acquire` removes everything else in the folder of sockets.
-        files += [each for each in _entries(self.sockets) if each.is_dir()]
+        files += [entry for entry in _entries(self.sockets) if entry.is_dir()]
         yield from no_files(files)
 
     @property

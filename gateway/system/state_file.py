@@ -45,8 +45,8 @@ def make_folder(folder: Path) -> None:
 
     Raises OSError.
     """
-    for each in (folder.parent, folder):
-        each.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for path in (folder.parent, folder):
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 _PRIVATE: Final = 0o600

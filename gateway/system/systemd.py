@@ -76,7 +76,7 @@ class Notifier:
         if self._address is None:
             return
         # A newline ends an assignment, so values must have none.
-        text = "\n".join(each.replace("\n", " ") for each in assignments)
+        text = "\n".join(assignment.replace("\n", " ") for assignment in assignments)
         try:
             if self._socket is None:
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

@@ -160,7 +160,7 @@ class Faults:
 
     def recent(self, now: float) -> list[Fault]:
         """The faults of the last ten minutes, the newest last."""
-        return [each for each in self._faults.values() if _is_recent(each.at, now)]
+        return [fault for fault in self._faults.values() if _is_recent(fault.at, now)]
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
         """Record every failure on the loop that no other code handles."""

@@ -95,7 +95,7 @@ class Upstream:
     @property
     def of_bulkhead(self) -> bool:
         """Whether it is another Bulkhead, as far as its list shows."""
-        return any(each.of_bulkhead for each in self.models)
+        return any(model.of_bulkhead for model in self.models)
 
     def trouble(self) -> str | None:
         """Why requests to it are refused now; None: they aren't."""
@@ -186,7 +186,7 @@ class Upstream:
             self._missed(str(error), before)
         else:
             self.models = offers
-            self.offers = {name: each for each in reversed(offers) for name in each.names}
+            self.offers = {name: offer for offer in reversed(offers) for name in offer.names}
             self._running_at_look = running
             if not self.health.reachable:
                 self._events.emit("upstream", None, name=self.name, reachable=True)

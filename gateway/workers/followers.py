@@ -154,12 +154,12 @@ class Followers:
     @property
     def size_here(self) -> int:
         """The number of ranks on this machine, rank 0 included."""
-        return 1 + sum(each.is_here for each in self.members)
+        return 1 + sum(member.is_here for member in self.members)
 
     @property
     def running_here(self) -> bool:
         """Whether a follower runs on this machine."""
-        return any(each.is_here and each.running is not None for each in self.members)
+        return any(member.is_here and member.running is not None for member in self.members)
 
     async def until_started(self) -> Ranks | None:
         """Wait until the followers are started. Returns what rank 0 must know of all ranks for its
@@ -173,19 +173,19 @@ class Followers:
         Raises:
             FootprintError, OSError: the footprint of a follower on this machine can't be read.
         """
-        here = [each for each in self.members if each.is_here]
-        there = (each.read_footprint() for each in self.members if not each.is_here)
-        found = await asyncio.gather(*(each.read_footprint() for each in here))
+        here = [member for member in self.members if member.is_here]
+        there = (rank.read_footprint() for rank in self.members if not rank.is_here)
+        found = await asyncio.gather(*(following_rank.read_footprint() for following_rank in here))
         # Each other host counts the memory of its ranks. This gateway only shows their footprints.
         await asyncio.gather(*there, return_exceptions=True)
-        return [each for each in found if each is not None]
+        return [footprint for footprint in found if footprint is not None]
 
     async def apply(self, step: ShutdownStep) -> None:
         """Apply a shutdown step to all followers. A failure is only logged: the next step
         follows.
         """
         self.fate.record_step(step)
-        await asyncio.gather(*(self._apply(each, step) for each in self.members))
+        await asyncio.gather(*(self._apply(member, step) for member in self.members))
 
     def leader_ended(self, status: ExitStatus) -> None:
         self._end_after(self.fate.leader_ended(RankEnd(status, str(status))))
@@ -205,9 +205,9 @@ class Followers:
             case Need():
                 self._need(message)
             case RankLost(rank=rank):
-                lost = (each for each in self.members if each.rank == rank)
-                for each in lost:
-                    self.fate.missed(rank, each.host.name)
+                lost = (member for member in self.members if member.rank == rank)
+                for following_rank in lost:
+                    self.fate.missed(rank, following_rank.host.name)
             case _:
                 pass
         return for_all_ranks(message, sharing(self.size_here))
@@ -231,16 +231,16 @@ class Followers:
         ranks, failure = None, None
         try:
             ranks = await self._ranks()
-            for each in self.members:
+            for member in self.members:
                 if not self.fate.may_start:
                     break
-                each.process = await asyncio.wait_for(
-                    each.host.start(self._order(each), self._plan.log), _START_S
+                member.process = await asyncio.wait_for(
+                    member.host.start(self._order(member), self._plan.log), _START_S
                 )
-                step = self.fate.started(each.rank)
-                self._tasks.start(self._wait(each, each.process), f"rank {each.rank}")
+                step = self.fate.started(member.rank)
+                self._tasks.start(self._wait(member, member.process), f"rank {member.rank}")
                 if step is not None:
-                    await self._apply(each, step)
+                    await self._apply(member, step)
         except (OSError, TimeoutError) as error:
             ranks = None
             failure = f"its ranks can't be started: {str(error) or 'there is no answer'}"
@@ -282,9 +282,11 @@ class Followers:
     async def _places(self) -> list[Sequence[str]]:
         """The interfaces of each rank. Raises: OSError: a host can't be reached."""
         plan = self._plan
-        addresses = [await asyncio.wait_for(each.address(), _ANSWER_S) for each in plan.hosts]
+        addresses = [
+            await asyncio.wait_for(rank_host.address(), _ANSWER_S) for rank_host in plan.hosts
+        ]
         if (
-            elsewhere := next((each for each in self.members if not each.is_here), None)
+            elsewhere := next((member for member in self.members if not member.is_here), None)
         ) is not None:
             own = own_address(towards=addresses[elsewhere.rank])
             addresses = [
@@ -303,18 +305,18 @@ class Followers:
         are free there, and at least `needed_bytes`.
         """
         free_bytes: dict[str, int] = {}
-        for each in self.members:
-            if each.is_here:
+        for member in self.members:
+            if member.is_here:
                 continue
-            name = each.host.name
+            name = member.host.name
             if name not in free_bytes:
-                figures = await asyncio.wait_for(each.host.figures(), _ANSWER_S)
+                figures = await asyncio.wait_for(member.host.figures(), _ANSWER_S)
                 sharers = sum(other.host.name == name for other in self.members)
                 free_bytes[name] = figures.free_bytes // sharers
             wanted_bytes = min(self._plan.wanted_bytes, free_bytes[name])
-            self._reserved_bytes[each.rank] = max(self._plan.needed_bytes, wanted_bytes)
+            self._reserved_bytes[member.rank] = max(self._plan.needed_bytes, wanted_bytes)
             if self._plan.needed_bytes:
-                self.reservation.record(each.rank, name, self._reserved_bytes[each.rank])
+                self.reservation.record(member.rank, name, self._reserved_bytes[member.rank])
 
     async def _ask_for_more(self) -> None:
         """Ask other hosts to keep more bytes, until they keep enough or no sequence needs more, or
@@ -323,7 +325,7 @@ class Followers:
         loop = asyncio.get_running_loop()
         try:
             while (wish_bytes := self.reservation.wish_bytes) is not None and self.fate.may_start:
-                there = [each for each in self.members if not each.is_here]
+                there = [member for member in self.members if not member.is_here]
                 if all(await asyncio.gather(*(self._ask_host(e, wish_bytes) for e in there))):
                     self.reservation.record_wish(wish_bytes)
                 failure = self.reservation.given_up(loop.time())

@@ -208,6 +208,6 @@ def free_ports(count: int) -> tuple[int, ...]:
     with contextlib.ExitStack() as stack:
         # All sockets are open at the same time, so that no port comes twice.
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("", 0))
-        return tuple(each.getsockname()[1] for each in sockets)
+        for item in sockets:
+            item.bind(("", 0))
+        return tuple(item.getsockname()[1] for item in sockets)

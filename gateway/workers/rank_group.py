@@ -109,7 +109,7 @@ class RankFailure:
             return self._loss(first.rank, first.host, how, first.end.status)
         if self._missed is not None:
             return self._loss(*self._missed, _UNHEARD, None)
-        if any(_left_alone(each) for each in self._ended if each.rank):
+        if any(_left_alone(ended) for ended in self._ended if ended.rank):
             return self._loss(0, THIS_MACHINE, "the others heard nothing of it any more", None)
         return None
 
@@ -124,8 +124,12 @@ class RankFailure:
 
     def _loss(self, rank: int, host: str, how: str, status: ExitStatus | None) -> Loss:
         # The loss can't have exit code 0, which would say that no rank was lost.
-        statuses = (status, *(each.end.status for each in self._ended if each.rank == 0))
-        telling = (each for each in statuses if each is not None and each.code != 0)
+        statuses = (status, *(ended.end.status for ended in self._ended if ended.rank == 0))
+        telling = (
+            exit_status
+            for exit_status in statuses
+            if exit_status is not None and exit_status.code != 0
+        )
         return Loss(f"rank {rank} on {host} was lost ({how})", next(telling, _UNKNOWN))
 
 

@@ -53,7 +53,6 @@ from gateway.workers.shutdown_steps import ShutdownStep
 from gateway.workers.ssh_messages import (
     API,
     PREAMBLE,
-    Done,
     FindPorts,
     FindProcesses,
     FootprintReading,
@@ -62,10 +61,10 @@ from gateway.workers.ssh_messages import (
     FrameError,
     FrameReader,
     FreePorts,
-    Hello,
     HostReading,
     NumberedForGateway,
     NumberedForRemote,
+    OrderDone,
     Ping,
     Pong,
     RankEnded,
@@ -73,10 +72,11 @@ from gateway.workers.ssh_messages import (
     RankStarted,
     ReadFootprint,
     ReadHost,
-    Refused,
+    RemoteHello,
     RunningProcesses,
     SignalRank,
     StartRank,
+    StartRefused,
     decode_for_remote,
     encode,
 )
@@ -216,7 +216,7 @@ class Remote:
         self._pipe.start(functools.partial(self._from_thread, self._receive), end)
         connection = os.environ.get("SSH_CONNECTION", "").split()
         address = connection[_SERVER_ADDRESS] if len(connection) > _SERVER_ADDRESS else None
-        self._pipe.send(Hello(API, VERSION, versions(), address))
+        self._pipe.send(RemoteHello(API, VERSION, versions(), address))
         self._tasks.repeat(self._ping, "ping", PING_S)
         self._tasks.repeat(self._send_lines, "lines", _GATHER_S)
         await self._over.wait()
@@ -252,7 +252,7 @@ class Remote:
         try:
             answer = await self._do(request)
         except (OSError, FootprintError, ProcessGoneError) as error:
-            answer = Refused(str(error))
+            answer = StartRefused(str(error))
         self._pipe.send(answer, number)
 
     async def _do(self, request: ForRemote) -> ForGateway:
@@ -275,7 +275,7 @@ class Remote:
             case SignalRank(name):
                 rank = self._running()
                 await {"dump": rank.dump, "end": rank.end, "kill": rank.kill}[name]()
-                return Done()
+                return OrderDone()
             case Pong():
                 raise AssertionError("a pong is no request")
 

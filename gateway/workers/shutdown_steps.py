@@ -87,7 +87,7 @@ def immediate() -> tuple[TimedStep, ...]:
 
 def longest_s() -> float:
     """Seconds that the end of the largest worker may take."""
-    return sum(each.deadline_s for each in _whole(_LONGEST_S))
+    return sum(step.deadline_s for step in _whole(_LONGEST_S))
 
 
 def _patience_s(footprint_bytes: int | None) -> float:

@@ -108,7 +108,7 @@ class Spares:
         """End all spares."""
         self._closing = True
         await asyncio.gather(
-            *(each.shut_down(shutdown_steps.polite(None)) for each in self.workers)
+            *(worker.shut_down(shutdown_steps.polite(None)) for worker in self.workers)
         )
         await self._tasks.cancel_all()
 

@@ -24,20 +24,20 @@ from gateway.system.tasks import Tasks
 from gateway.workers.host import HostFigures, RankEnd, RankOrder
 from gateway.workers.lifeline import gone_at
 from gateway.workers.ssh_messages import (
-    Done,
     FindPorts,
     FindProcesses,
     FootprintReading,
     ForGateway,
     ForRemote,
     FreePorts,
-    Hello,
     HostReading,
+    OrderDone,
     RankEnded,
     RankLines,
     RankStarted,
     ReadFootprint,
     ReadHost,
+    RemoteHello,
     RunningProcesses,
     SignalRank,
     StartRank,
@@ -62,7 +62,7 @@ _LOOK_S: Final = 1.0
 _MOST_WRITES: Final = 64
 
 
-class HostMemory:
+class HostReservations:
     """The budget of a host, and the reserved bytes of each rank there. A rank takes up its
     reservation, or its footprint if that is larger.
     """
@@ -186,7 +186,7 @@ class RemoteRank:
         return reserved_bytes
 
     async def dump(self) -> None:
-        await self._ask(SignalRank("dump"), Done, _SIGNAL_S)
+        await self._ask(SignalRank("dump"), OrderDone, _SIGNAL_S)
 
     async def end(self) -> None:
         await self._signal(SignalRank("end"))
@@ -205,7 +205,7 @@ class RemoteRank:
 
     async def _signal(self, request: SignalRank) -> None:
         try:
-            await self._ask(request, Done, _SIGNAL_S)
+            await self._ask(request, OrderDone, _SIGNAL_S)
         except RefusedError:
             return  # The rank has ended, and the message that says so is on its way.
         except OSError as error:
@@ -278,9 +278,9 @@ class SshHost:
     def __init__(self, name: str, settings: HostSettings) -> None:
         self.name = name
         self.settings = settings
-        self.memory = HostMemory()
+        self.memory = HostReservations()
         self.reading: HostReading | None = None
-        self.hello: Hello | None = None
+        self.hello: RemoteHello | None = None
         self.trouble: str | None = "it was not asked yet"
         self._session: SshSession | None = None
         self._opening = asyncio.Lock()

@@ -72,7 +72,7 @@ ForRemote: TypeAlias = (
 )
 
 
-class Hello(_ForGateway, frozen=True, tag="hello"):
+class RemoteHello(_ForGateway, frozen=True, tag="hello"):
     """The first message. `version` is Bulkhead's, and `versions` must be the same on all hosts of a
     model. `address` is the host's IP address at which sshd has taken the connection.
     """
@@ -112,11 +112,11 @@ class FootprintReading(_ForGateway, frozen=True, tag="footprint"):
     footprint: Footprint
 
 
-class Done(_ForGateway, frozen=True, tag="done"):
+class OrderDone(_ForGateway, frozen=True, tag="done"):
     """The answer to a request that asks for nothing."""
 
 
-class Refused(_ForGateway, frozen=True, tag="refused"):
+class StartRefused(_ForGateway, frozen=True, tag="refused"):
     reason: str
 
 
@@ -134,15 +134,15 @@ class RankEnded(_ForGateway, frozen=True, tag="ended"):
 
 
 ForGateway: TypeAlias = (
-    Hello
+    RemoteHello
     | Ping
     | HostReading
     | FreePorts
     | RunningProcesses
     | RankStarted
     | FootprintReading
-    | Done
-    | Refused
+    | OrderDone
+    | StartRefused
     | RankLines
     | RankEnded
 )

@@ -27,11 +27,11 @@ from gateway.workers.ssh_messages import (
     ForRemote,
     FrameError,
     FrameReader,
-    Hello,
     NumberedForRemote,
     Ping,
     Pong,
-    Refused,
+    RemoteHello,
+    StartRefused,
     decode_for_gateway,
     encode,
 )
@@ -78,7 +78,7 @@ class SshSession:
     """A connection that is open. Everything runs on the event loop."""
 
     # Set once the connection is open.
-    hello: Hello
+    hello: RemoteHello
 
     def __init__(
         self, host: str, process: asyncio.subprocess.Process, receive: Callable[[ForGateway], None]
@@ -153,7 +153,7 @@ class SshSession:
             raise TimeoutError(f"{self.host} did not answer within {deadline_s:g} s") from error
         finally:
             self._waiters.pop(number, None)
-        if isinstance(answer, Refused):
+        if isinstance(answer, StartRefused):
             raise RefusedError(f"{self.host}: {answer.reason}")
         if not isinstance(answer, kind):
             raise OSError(f"{self.host} gave another answer than {kind.__name__}")
@@ -244,7 +244,7 @@ class SshSession:
             case Ping(number):
                 self.last_pong_at = asyncio.get_running_loop().time()
                 self._send(0, Pong(number))
-            case Hello() as hello:
+            case RemoteHello() as hello:
                 self.hello = hello
                 self._greeted.set()
                 self._tasks.start(self._watch(), "watch")
@@ -256,7 +256,7 @@ class SshSession:
                 self._receive(message)
 
 
-def disagreement(host: str, hello: Hello) -> str | None:
+def disagreement(host: str, hello: RemoteHello) -> str | None:
     """A sentence that says why ranks on that host can't work with ranks here; None: they can."""
     if hello.api != API:
         return (

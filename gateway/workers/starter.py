@@ -109,7 +109,7 @@ class Starter:
                 name=model.id,
                 spare=False,
                 mark=secrets.token_hex(8),
-                files=tuple(str(expand_home(each)) for each in model.settings.files),
+                files=tuple(str(expand_home(file)) for file in model.settings.files),
             )
             kind: Kind = "start"
         elif adopted is None:
@@ -176,8 +176,8 @@ class Starter:
             incarnation=worker.incarnation,
             backend=settings.backend or default_backend(),
             split=settings.split,
-            hosts=[there.get(each.host, here) for each in settings.places],
-            interfaces=[each.interfaces for each in settings.places],
+            hosts=[there.get(place.host, here) for place in settings.places],
+            interfaces=[rank_place.interfaces for rank_place in settings.places],
             silence_s=max(self._in_force.settings.workers.heartbeat_timeout_s, _LEAST_SILENCE_S),
             log=log,
             cards=cards(settings.ranks_here),
@@ -242,8 +242,8 @@ def _check_room() -> None:
     try:
         opened.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(_ROOM))
     finally:
-        for each in opened:
-            os.close(each)
+        for number in opened:
+            os.close(number)
 
 
 def default_backend() -> RankBackend:
@@ -258,4 +258,4 @@ def cards(ranks: int) -> list[str]:
     if back_end() is not BackEnd.CUDA:
         return []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return visible.split(",") if visible else [str(each) for each in range(ranks)]
+    return visible.split(",") if visible else [str(index) for index in range(ranks)]

@@ -156,8 +156,8 @@ class Worker:
     def pids(self) -> list[int]:
         """The pids of the model's ranks on this machine."""
         others = () if self.followers is None else self.followers.members
-        here = (each.process for each in others if each.is_here)
-        return [self.pid, *(each.pid for each in here if each is not None)]
+        here = (other.process for other in others if other.is_here)
+        return [self.pid, *(process.pid for process in here if process is not None)]
 
     def adopt(self, supervisor: Listener, log: WorkerLog) -> None:
         """Pass the worker to another supervisor."""
@@ -395,8 +395,8 @@ class Worker:
 
     def link_connected(self) -> None:
         early, self._early = self._early, None
-        for each in early or ():
-            self.send(each)
+        for message in early or ():
+            self.send(message)
         self.settled.set()
 
     def link_disconnected(self) -> None:

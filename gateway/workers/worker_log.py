@@ -62,8 +62,8 @@ class OutputPipe:
             os.write(self._stop_write, b"\0")
 
     def _close(self) -> None:
-        for each in (self.descriptor, self._stop_read, self._stop_write):
-            os.close(each)
+        for number in (self.descriptor, self._stop_read, self._stop_write):
+            os.close(number)
         self._stop_write = -1
 
 

@@ -90,13 +90,13 @@ def remove_set_aside(folder: Path, until: float) -> None:
 def _make(folder: Path) -> None:
     """Raises UntrustedError or OSError."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.lstat()
-    mode = stat.S_IMODE(found.st_mode)
-    if not stat.S_ISDIR(found.st_mode):
+    status = folder.lstat()
+    mode = stat.S_IMODE(status.st_mode)
+    if not stat.S_ISDIR(status.st_mode):
         raise UntrustedError(f"{folder} is a link or no folder: name the folder itself")
-    if found.st_uid != os.geteuid():
+    if status.st_uid != os.geteuid():
         raise UntrustedError(
-            f"{folder} belongs to uid {found.st_uid} and this process runs as uid {os.geteuid()}: "
+            f"{folder} belongs to uid {status.st_uid} and this process runs as uid {os.geteuid()}: "
             "choose another folder, or give it to this account with chown"
         )
     if mode & (stat.S_IWGRP | stat.S_IWOTH):

@@ -178,11 +178,11 @@ class Index:
             (value,) = self._looker.execute(f"PRAGMA {pragma}").fetchone()
             if value != expected:
                 raise DamagedError(f"its {pragma} is {value} instead of {expected}")
-        for each in (self._looker, self._writer):
-            each.execute("PRAGMA synchronous = NORMAL")
-            each.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
+        for connection in (self._looker, self._writer):
+            connection.execute("PRAGMA synchronous = NORMAL")
+            connection.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
             # If a table is missing, the error comes here and not later.
-            each.execute("SELECT tick FROM common").fetchone()
+            connection.execute("SELECT tick FROM common").fetchone()
 
     def in_place(self) -> bool:
         """Whether the open file is still at the path where other processes look for it."""
@@ -410,18 +410,18 @@ def _connect(path: str) -> sqlite3.Connection:
 def _identity(path: str) -> tuple[int, int]:
     """Raises DamagedError or OSError."""
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except FileNotFoundError:
         raise DamagedError("it is missing") from None
-    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
         raise DamagedError("it is no file of this account")
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _measured(row: tuple[Any, ...]) -> Speeds:
     # A damaged page may hold anything.
     read, prefill, steps = row
-    if all(each is None or (type(each) is float and each > 0) for each in (read, prefill)):
+    if all(number is None or (type(number) is float and number > 0) for number in (read, prefill)):
         with contextlib.suppress(msgspec.MsgspecError, TypeError):
             seconds = msgspec.msgpack.decode(steps, type=dict[_Steps, _Seconds])
             return Speeds(read, prefill, seconds)

@@ -106,10 +106,10 @@ class Payloads:
                 raise UnfitError(_UNFIT_ERRORS[error.errno]) from error
             raise
         try:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
                 raise UnfitError("it is no file of this account")
-            if found.st_size != _HEADER.size + entry.payload_bytes:
+            if status.st_size != _HEADER.size + entry.payload_bytes:
                 raise UnfitError("its length is wrong")
             header = os.pread(descriptor, _HEADER.size, 0)
             _require(len(header) == _HEADER.size, "it is torn")
@@ -180,8 +180,8 @@ class Payloads:
         there is no file.
         """
         with contextlib.suppress(OSError):
-            found = self.path(key).lstat()
-            return found.st_dev, found.st_ino
+            status = self.path(key).lstat()
+            return status.st_dev, status.st_ino
         return None
 
     def folders(self) -> Iterator[tuple[int, Path]]:

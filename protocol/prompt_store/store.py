@@ -118,11 +118,11 @@ class PromptStore:
         return self._attempt(lambda home: self._write(home, entry, views, owner), False)
 
     def speeds(self, model: bytes) -> Speeds:
-        """The speeds that a worker noted last for this model."""
+        """The speeds that a worker recorded last for this model."""
         return self._attempt(lambda home: home.index.speeds(model), Speeds())
 
     def record_speeds(self, model: bytes, measured: Speeds) -> None:
-        """Keep the speeds that a worker has measured, for later workers."""
+        """Store the speeds that a worker has measured, for later workers."""
         self._attempt(lambda home: self._record_speeds(home, model, measured), None)
 
     def used_bytes(self, owner: str | None = None) -> int:
@@ -200,8 +200,8 @@ class PromptStore:
             return
         if marked:
             with self._marking:
-                for each in keys:
-                    self._marks.pop(each, None)
+                for data in keys:
+                    self._marks.pop(data, None)
 
     def _write(self, home: Home, entry: Entry, parts: Sequence[memoryview], owner: str) -> bool:
         needed = disk_bytes(entry.payload_bytes)

@@ -49,7 +49,7 @@ def copier(tmp_path_factory: pytest.TempPathFactory) -> Copier:
     return Copier(make_copying_model(tmp_path_factory.mktemp("copying") / "model"))
 
 
-def said(role: str, content: str) -> dict[str, str]:
+def _turn(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
@@ -61,20 +61,29 @@ def test_random_tokens_are_copied(copier: Copier) -> None:
 
 def test_a_file_of_a_user_is_copied_to_its_end(copier: Copier) -> None:
     assert len(copier.tokenizer.encode(FILE)) > 100
-    assert copier.answer([said("user", FILE)]) == FILE
+    assert copier.answer([_turn("user", FILE)]) == FILE
 
 
 def test_the_last_result_of_a_tool_counts_and_not_what_was_shown_before(copier: Copier) -> None:
-    earlier = [said("tool", EARLIER), said("assistant", EARLIER), said("user", "Now the other.")]
-    messages = [said("system", "You write files."), said("user", "Read it."), *earlier]
-    assert copier.answer([*messages, said("assistant", "Read."), said("tool", FILE)]) == FILE
+    earlier = [
+        _turn("tool", EARLIER),
+        _turn("assistant", EARLIER),
+        _turn("user", "Now the other."),
+    ]
+    messages = [_turn("system", "You write files."), _turn("user", "Read it."), *earlier]
+    assert copier.answer([*messages, _turn("assistant", "Read."), _turn("tool", FILE)]) == FILE
 
 
 def test_lines_that_the_user_changes_are_changed_in_the_copy(copier: Copier) -> None:
     changed = [*SHOWN[:6], "        total += scale.kilograms(crate)", *SHOWN[7:]]
     lines = "\n".join(changed[3:8])
-    order = said("user", f"Write it with this.\n<change>\n{lines}</change>")
-    messages = [said("user", "Read it."), said("assistant", "Read."), said("tool", FILE), order]
+    order = _turn("user", f"Write it with this.\n<change>\n{lines}</change>")
+    messages = [
+        _turn("user", "Read it."),
+        _turn("assistant", "Read."),
+        _turn("tool", FILE),
+        order,
+    ]
     assert copier.answer(messages) == "\n".join(changed) + "\n"
 
 

@@ -66,7 +66,7 @@ def kill_at_random(
             return stack.enter_context(serving(config, "--state-dir", str(state_dir)))
 
         def all_whole() -> bool:
-            return all(_end(each) == "whole" for each in open_streams(gateway, model))
+            return all(_end(stream) == "whole" for stream in open_streams(gateway, model))
 
         gateway = start()
         victims = (["gateway", "guard", "server"] * kills)[:kills]
@@ -78,7 +78,8 @@ def kill_at_random(
             marks.add(processes[1].environ()[MARK])
             streams = open_streams(gateway, model)
             eventually(
-                lambda streams=streams: all(each.arrivals or each.done for each in streams), START_S
+                lambda streams=streams: all(stream.arrivals or stream.done for stream in streams),
+                START_S,
             )
             time.sleep(chance.random() * 0.5)
             match victim:
@@ -89,7 +90,7 @@ def kill_at_random(
                 case "server":
                     with contextlib.suppress(psutil.NoSuchProcess):
                         chance.choice(processes[1:]).kill()
-            ends.update(f"{victim}: {_end(each)}" for each in streams)
+            ends.update(f"{victim}: {_end(stream)}" for stream in streams)
             if victim == "gateway":
                 eventually(lambda processes=processes: all_gone(processes))
                 gateway = start()
@@ -98,8 +99,8 @@ def kill_at_random(
         gateway.order("unload", model).raise_for_status()
         stack.close()
         assert all_gone(seen)
-        assert not [each for mark in marks for each in marked(mark)]
-        assert not [each for each in state_dir.rglob("*") if each.is_socket()]
+        assert not [process for mark in marks for process in marked(mark)]
+        assert not [path for path in state_dir.rglob("*") if path.is_socket()]
         assert lock_holder(state_dir) is None
     return ends
 
@@ -159,7 +160,7 @@ def test_two_commands_take_turns_within_a_budget_for_one(
         ended = gateway.chat("hi", "greedy", eat=600, hang=60)
         assert ended.status_code == 502
         assert gateway.say("hi", "a") == "a", "it takes nobody along for long"
-        kinds = Counter(each["event"] for each in gateway.events())
+        kinds = Counter(event["event"] for event in gateway.events())
         assert kinds["evict"] >= min(turns - 1, 50), "older events aren't kept"
         assert kinds["overgrown"] == 1
         refused = gateway.chat("hi", "large")

@@ -55,7 +55,7 @@ def test_a_command_and_a_worker_take_turns_within_a_budget_for_one(
         refused = gateway.chat("hi", "large")
         assert refused.status_code == 507
         assert "9.0 GB" in refused.text, "with the numbers"
-        kinds = Counter(each["event"] for each in gateway.events())
+        kinds = Counter(event["event"] for event in gateway.events())
         assert kinds["evict"] == turns - 1
         assert kinds["overgrown"] == 0
         for name in ("command", "worker"):
@@ -146,6 +146,6 @@ def test_a_command_that_grows_while_it_loads_ends_before_anyone_busy(
             assert next(pieces)
         assert refused.status_code == 503
         assert "may hold 100 MB" in refused.text, refused.text
-        assert [each["model"] for each in gateway.events("overgrown")] == ["greedy"]
+        assert [event["model"] for event in gateway.events("overgrown")] == ["greedy"]
         assert not gateway.events("evict")
     tell(told=refused.json()["error"]["message"])

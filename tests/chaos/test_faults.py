@@ -276,7 +276,7 @@ def test_a_fault_that_comes_always(
         answer = asked.result(BOUND_S)
     seconds = time.monotonic() - began
     assert (answer.status_code, answer.json()["error"]["code"]) == (fault.status, fault.error)
-    assert [each.join(BOUND_S).outcome for each in others] == [undisturbed] * 2
+    assert [other.join(BOUND_S).outcome for other in others] == [undisturbed] * 2
     # By way of backoff, which ends at once when nobody waits.
     model = eventually(lambda: (m := gateway.model(name))["state"] == fault.state and m, START_S)
     assert model["worker"] is None

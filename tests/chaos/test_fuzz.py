@@ -151,10 +151,10 @@ def _fill(gateway: Gateway, count: int) -> None:
 
 def _settled(gateway: Gateway) -> int:
     """The gateway's bytes, as it counts them itself, once both models are there and idle."""
-    for each in (ASKED, ORDERED):
-        gateway.load(each)
+    for text in (ASKED, ORDERED):
+        gateway.load(text)
         eventually(
-            lambda name=each: (
+            lambda name=text: (
                 not (gateway.model(name)["active_requests"] + gateway.model(name)["queue_depth"])
             ),
             # What was asked for in the background runs to its end.

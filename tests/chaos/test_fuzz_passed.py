@@ -86,19 +86,19 @@ class _Clients:
         self._gateway = gateway
         self._until = until
         self.threads = [
-            threading.Thread(target=self._talk, args=(random.Random(seed + each),))
-            for each in range(_CLIENTS)
+            threading.Thread(target=self._talk, args=(random.Random(seed + index),))
+            for index in range(_CLIENTS)
         ]
-        for each in self.threads:
-            each.start()
+        for thread in self.threads:
+            thread.start()
 
     def _talk(self, chance: random.Random) -> None:
         while time.monotonic() < self._until:
             self.statuses[_talk(self._gateway, chance)] += 1
 
     def join(self) -> None:
-        for each in self.threads:
-            each.join()
+        for thread in self.threads:
+            thread.join()
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_other_servers_and_their_clients_leave_nothing(
     files, servers = process.num_fds(), len(guarded(gateway, "odd"))
     clients = _Clients(gateway, seed, time.monotonic() + seconds)
     slowest_s = 0.0
-    while any(each.is_alive() for each in clients.threads):
+    while any(thread.is_alive() for thread in clients.threads):
         begun = time.monotonic()
         assert gateway.client.get("/livez").status_code == 200
         slowest_s = max(slowest_s, time.monotonic() - begun)
@@ -157,5 +157,5 @@ def test_other_servers_and_their_clients_leave_nothing(
 
 def _rests(gateway: Gateway) -> bool:
     status = gateway.client.get("/admin/v1/status").json()
-    models = [each["active_requests"] + each["queue_depth"] for each in status["models"]]
-    return not sum(models) + sum(each["active_requests"] for each in status["upstreams"])
+    models = [model["active_requests"] + model["queue_depth"] for model in status["models"]]
+    return not sum(models) + sum(upstream["active_requests"] for upstream in status["upstreams"])

@@ -90,7 +90,7 @@ def _kill_in(state: str, folder: Path) -> tuple[float, float]:
         environment=sitecustomize(folder, SLOW.get(state, "")),
     )
     _enter(running, state)
-    workers = [each.pid for each in psutil.Process(running.pid).children(recursive=True)]
+    workers = [child.pid for child in psutil.Process(running.pid).children(recursive=True)]
     assert workers or state == "backoff"
     os.kill(running.pid, signal.SIGKILL)
     running.process.wait()
@@ -104,7 +104,7 @@ def _kill_in(state: str, folder: Path) -> tuple[float, float]:
         assert again.say("Hello")
         seconds = time.monotonic() - began
         assert all(gone(pid) for pid in workers)
-        leftovers = [int(each.stem) for each in (running.state_dir / "workers").iterdir()]
+        leftovers = [int(path.stem) for path in (running.state_dir / "workers").iterdir()]
         assert leftovers == [again.worker_pid()]
     finally:
         assert again.stop() == 0, again.log
@@ -124,7 +124,7 @@ def _kill_in(state: str, folder: Path) -> tuple[float, float]:
 def test_no_process_is_left_behind(
     rounds: int, state: str, tmp_path: Path, tell: Callable[..., None]
 ) -> None:
-    times = [_kill_in(state, tmp_path / str(each)) for each in range(rounds)]
+    times = [_kill_in(state, tmp_path / str(index)) for index in range(rounds)]
     tell(
         rounds=rounds,
         slowest_worker_gone_after=f"{max(gone for gone, _ in times):.2f} s",

@@ -157,4 +157,4 @@ def test_nothing_of_them_stays(
 def _others(process: psutil.Process) -> int:
     """Connections but for that of who asks."""
     connected = process.net_connections("tcp")
-    return sum(each.status == psutil.CONN_ESTABLISHED for each in connected) - 1
+    return sum(pconn.status == psutil.CONN_ESTABLISHED for pconn in connected) - 1

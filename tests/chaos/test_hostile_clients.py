@@ -80,7 +80,7 @@ class Crowd:
         self._ending.set()
         for thread in self._threads:
             thread.join(60)
-        assert not any(each.is_alive() for each in self._threads)
+        assert not any(thread.is_alive() for thread in self._threads)
 
     def _act(self, chance: random.Random) -> None:
         open_until: list[tuple[float, socket.socket]] = []
@@ -104,7 +104,7 @@ class Crowd:
                 for until, connection in open_until:
                     if until < time.monotonic():
                         connection.close()
-                open_until = [each for each in open_until if each[1].fileno() >= 0]
+                open_until = [pair for pair in open_until if pair[1].fileno() >= 0]
 
 
 @pytest.mark.parametrize(

@@ -75,11 +75,11 @@ class Watcher:
             self.gateway_bytes.append(footprint(self._process.pid).current_bytes)
             self.gateway_descriptors.append(self._process.num_fds())
             workers = self._process.children(recursive=True)
-            self.workers_bytes.append(sum(held_at_once(each.pid for each in workers).values()))
-            for each in workers:
+            self.workers_bytes.append(sum(held_at_once(worker.pid for worker in workers).values()))
+            for worker in workers:
                 # It may have just ended.
                 with contextlib.suppress(psutil.Error):
-                    self.worker_descriptors.append(each.num_fds())
+                    self.worker_descriptors.append(worker.num_fds())
             self.prompts_bytes.append(_payload_bytes(self._state_dir / "prompts"))
             self.state_bytes.append(_bytes(self._state_dir))
 
@@ -102,7 +102,7 @@ class Talk:
             thread.start()
         for thread in threads:
             thread.join(self._until - time.monotonic() + DEADLINE_S)
-        assert not any(each.is_alive() for each in threads), "a request without an end"
+        assert not any(thread.is_alive() for thread in threads), "a request without an end"
 
     def _talk(self, seed: int) -> None:
         chance = random.Random(seed)
@@ -174,10 +174,10 @@ class Killer:
             while not self._over.wait(chance.random() * 2 * self._every_s):
                 now = time.monotonic()
                 alive = [
-                    (each["id"], each["worker"]["pid"])
-                    for each in client.get("/admin/v1/status").json()["models"]
+                    (model["id"], model["worker"]["pid"])
+                    for model in client.get("/admin/v1/status").json()["models"]
                     # Killed at each start it would never come to answer.
-                    if each["state"] == "ready" and now - killed_at[each["id"]] > SAFE_S
+                    if model["state"] == "ready" and now - killed_at[model["id"]] > SAFE_S
                 ]
                 if alive:
                     name, pid = chance.choice(alive)
@@ -219,21 +219,21 @@ def test_nothing_grows(
         config=CONFIG,
         environment=sitecustomize(tmp_path / "site", EAGER_SPARES),
     )
-    for each in NAMES:
+    for text in NAMES:
         # Its log stays open from now on, and threads that look into deaths have begun.
-        gateway.load(each)
-        os.kill(gateway.worker_pid(each), signal.SIGKILL)
-        gateway.load(each)
-        gateway.order("unload", each).raise_for_status()
+        gateway.load(text)
+        os.kill(gateway.worker_pid(text), signal.SIGKILL)
+        gateway.load(text)
+        gateway.order("unload", text).raise_for_status()
     before = _at_rest(gateway, dict.__len__)
     talk = Talk(gateway, seconds, pause_s)
     watcher, killer = Watcher(gateway, between_looks_s), Killer(gateway, between_kills_s)
     with watcher, killer:
         talk.run()
     status = gateway.status()
-    for each in NAMES:
-        gateway.order("unload", each).raise_for_status()
-    after = _at_rest(gateway, lambda found: all(found[each] <= before[each] for each in before))
+    for text in NAMES:
+        gateway.order("unload", text).raise_for_status()
+    after = _at_rest(gateway, lambda found: all(found[name] <= before[name] for name in before))
     quarter = len(watcher.gateway_bytes) // 4
     first, last = (
         statistics.median(watcher.gateway_bytes[begin : begin + quarter])
@@ -291,11 +291,11 @@ def _at_rest(gateway: Gateway, wanted: Callable[[dict[str, int]], object]) -> di
 
 def _payload_bytes(folder: Path) -> int:
     """What is counted against the bound: files that are named by their keys."""
-    return sum(_size(each) for each in folder.rglob("*") if len(each.name) == 32)
+    return sum(_size(path) for path in folder.rglob("*") if len(path.name) == 32)
 
 
 def _bytes(folder: Path) -> int:
-    return sum(_size(each) for each in folder.rglob("*"))
+    return sum(_size(path) for path in folder.rglob("*"))
 
 
 def _size(path: Path) -> int:

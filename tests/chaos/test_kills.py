@@ -63,7 +63,7 @@ def test_no_stream_changes(
     for count, sampling in mixes:
         began = time.monotonic()
         undisturbed[count, sampling] = [
-            each.join().outcome for each in _open(gateway, count, sampling)
+            stream.join().outcome for stream in _open(gateway, count, sampling)
         ]
         durations_s[count, sampling] = time.monotonic() - began
     kills = cut = begun = compared = 0
@@ -72,18 +72,18 @@ def test_no_stream_changes(
         unfinished: list[Stream] = []
         while not unfinished:
             opened = _open(gateway, *mix)
-            eventually(lambda opened=opened: any(each.text for each in opened), START_S)
+            eventually(lambda opened=opened: any(item.text for item in opened), START_S)
             time.sleep(chance.random() * durations_s[mix])
-            unfinished = [each for each in opened if each.finish_reason is None]
+            unfinished = [stream for stream in opened if stream.finish_reason is None]
             if unfinished:
-                begun += sum(bool(each.text) for each in unfinished)
+                begun += sum(bool(stream.text) for stream in unfinished)
                 killed = gateway.worker_pid()
                 os.kill(killed, signal.SIGKILL)
-            assert [each.join().outcome for each in opened] == undisturbed[mix], mix
+            assert [stream.join().outcome for stream in opened] == undisturbed[mix], mix
         kills += 1
         compared += len(opened)
         cut += len(unfinished)
-        longest_pause_s = max(longest_pause_s, *(max(each.gaps_s) for each in unfinished))
+        longest_pause_s = max(longest_pause_s, *(max(stream.gaps_s) for stream in unfinished))
         # Answers that were at their end are over before the gateway knows of the death: the next
         # ones would still go to that worker, and have two deaths to answer for.
         eventually(lambda pid=killed: any(end["pid"] == pid for end in gateway.events("exit")))

@@ -40,17 +40,17 @@ class Load:
         }
         self._over = threading.Event()
         self._threads = [threading.Thread(target=self._ask) for _ in range(clients)]
-        for each in self._threads:
-            each.start()
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
         self._over.set()
-        for each in self._threads:
-            each.join(120)
-        assert not any(each.is_alive() for each in self._threads)
+        for thread in self._threads:
+            thread.join(120)
+        assert not any(thread.is_alive() for thread in self._threads)
 
     def ended_between(self, begin: float, end: float) -> int:
-        return sum(begin <= each < end for each in self.ends)
+        return sum(begin <= number < end for number in self.ends)
 
     def _ask(self) -> None:
         with httpx.Client(base_url=self._url, timeout=300.0) as client:
@@ -125,13 +125,13 @@ def test_two_under_load_where_one_and_a_half_fit(
         status = gateway.status()
     assert not first.problems + second.problems
     assert len(first.texts | second.texts) == 1, "the same model, and the same prompt"
-    for each in (first, second):
-        assert each.ended_between(began, loading) > 0
-        assert each.ended_between(loading, ended) > 0
+    for load in (first, second):
+        assert load.ended_between(began, loading) > 0
+        assert load.ended_between(loading, ended) > 0
     # A short run held 530 MB of 614 MB.
     assert sampler.highest_bytes <= budget
-    assert not [each for each in gateway.events("evict") if each["model"] in ("a", "b")]
-    assert [each["restarts"] for each in status["models"]] == [0, 0, 0]
+    assert not [event for event in gateway.events("evict") if event["model"] in ("a", "b")]
+    assert [model["restarts"] for model in status["models"]] == [0, 0, 0]
     tell(
         answers=len(first.ends) + len(second.ends),
         recalls=len(gateway.events("recall")),
@@ -144,8 +144,8 @@ def test_two_under_load_where_one_and_a_half_fit(
 
 def _waited_s(gateway: Gateway, model_id: str) -> float:
     """From when a model asked for memory until it had it."""
-    states = [each for each in gateway.events("state") if each["model"] == model_id]
-    at = {each["after"]: each["at"] for each in states}
+    states = [event for event in gateway.events("state") if event["model"] == model_id]
+    at = {state["after"]: state["at"] for state in states}
     return at["starting"] - at["waiting"]
 
 
@@ -183,14 +183,14 @@ def test_texts_are_exact_through_kills_recalls_and_evictions(
             name = chance.choice("abc")
             if gateway.model(name)["state"] == "ready":
                 gateway.order(chance.choice(("kill", "restart", "unload")), name, wait=False)
-        for each in loads:
-            each.stop()
-    assert not [problem for each in loads for problem in each.problems][:3]
-    assert len(set().union(*(each.texts for each in loads))) == 1
+        for load in loads:
+            load.stop()
+    assert not [problem for load in loads for problem in load.problems][:3]
+    assert len(set().union(*(load.texts for load in loads))) == 1
     # Short runs held 188 to 214 MB of 254 MB.
     assert sampler.highest_bytes <= budget
     tell(
-        answers=sum(len(each.ends) for each in loads),
+        answers=sum(len(load.ends) for load in loads),
         recalls=len(gateway.events("recall")),
         evictions=len(gateway.events("evict")),
         highest_sum=f"{sampler.highest_bytes / 1e6:.0f} of {budget / 1e6:.0f} MB",
@@ -281,19 +281,19 @@ def test_workers_that_hold_more_than_they_are_told(
             for names in ("a", "b", "ab"):
                 loads = [Load(gateway, name, clients, tokens) for name in names]
                 begun = time.monotonic()
-                eventually(lambda loads=loads: all(each.ends for each in loads), START_S)
-                for each in loads:
-                    each.stop()
-                    longest_s = max(longest_s, each.ends[0] - begun)
-                    answers += len(each.ends)
-                    texts |= each.texts
-                    assert not each.problems
+                eventually(lambda loads=loads: all(load.ends for load in loads), START_S)
+                for load in loads:
+                    load.stop()
+                    longest_s = max(longest_s, load.ends[0] - begun)
+                    answers += len(load.ends)
+                    texts |= load.texts
+                    assert not load.problems
         status = gateway.status()
     assert len(texts) == 1, "the same model, and the same prompt"
     # Short runs held 383 to 696 MB of 960 MB.
     assert sampler.highest_bytes <= budget + 2 * FAT_BYTES
     assert not gateway.events("hang")
-    assert [each["restarts"] for each in status["models"]] == [0, 0]
+    assert [model["restarts"] for model in status["models"]] == [0, 0]
     tell(
         answers=answers,
         recalls=len(gateway.events("recall")),
@@ -324,5 +324,5 @@ def test_unrecallable_memory_is_known_by_the_workers_answer(
     (evicted,) = gateway.events("evict")
     assert evicted["for_model"] == "b"
     # Nothing is called back if the gateway knows already that the worker holds more than its limit.
-    asked = next(each for each in gateway.events("state") if each["model"] == "b")
+    asked = next(event for event in gateway.events("state") if event["model"] == "b")
     assert evicted["at"] - asked["at"] < RECALL_S

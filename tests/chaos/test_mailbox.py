@@ -140,8 +140,8 @@ def test_each_accepted_one_ends_exactly_once(rounds: int, tell: Callable[..., No
         house.learn()
         ways = [WAYS[number % len(WAYS)] for number in range(rounds)]
         for number, way in enumerate(ways):
-            for each in range(3):
-                house.send(3 * number + each)
+            for index in range(3):
+                house.send(3 * number + index)
             time.sleep(chance.uniform(0.0, 1.5))
             house.kill(way)
         outcomes = {path: house.outcome(path) for path in house.accepted}
@@ -154,11 +154,11 @@ def test_each_accepted_one_ends_exactly_once(rounds: int, tell: Callable[..., No
                 assert text == expected, path
         for path, last in house.followed.items():
             events = house.events(path)
-            numbers = [each["sequence_number"] for each in events]
+            numbers = [event["sequence_number"] for event in events]
             assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
             deltas = [e["delta"] for e in events if e["type"] == "response.output_text.delta"]
             assert outcomes[path][0] == "failed" or "".join(deltas) == outcomes[path][1]
-            rest = [each for each in events if each["sequence_number"] > last]
+            rest = [entry for entry in events if entry["sequence_number"] > last]
             assert house.events(path, starting_after=last) == rest
         assert {path: house.outcome(path) for path in outcomes} == outcomes, "they stay so"
         logs = house.logs + house.gateway.log

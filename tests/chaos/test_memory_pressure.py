@@ -41,7 +41,7 @@ class Clients:
             thread.start()
         for thread in threads:
             thread.join(400)
-        assert not any(each.is_alive() for each in threads)
+        assert not any(thread.is_alive() for thread in threads)
 
     def _ask(self, seed: int) -> None:
         chance = random.Random(seed)
@@ -121,7 +121,7 @@ def test_five_models_where_two_fit(
     tell(
         answers=clients.answers,
         evictions=evictions,
-        restarts=sum(each["restarts"] for each in status["models"]),
+        restarts=sum(model["restarts"] for model in status["models"]),
         highest_sum=f"{sampler.highest_bytes / 1e6:.0f} of {budget / 1e6:.0f} MB",
         highest_sum_of_peaks=f"{sampler.highest_peaks_bytes / 1e6:.0f} MB",
         samples=sampler.count,
@@ -138,9 +138,9 @@ def _kill_at_random(gateway: Gateway, over: threading.Event, safe_s: float) -> N
             models = client.get("/admin/v1/status").json()["models"]
             now = time.monotonic()
             alive = [
-                (each["id"], each["worker"]["pid"])
-                for each in models
-                if each["worker"] is not None and now - killed_at[each["id"]] >= safe_s
+                (model["id"], model["worker"]["pid"])
+                for model in models
+                if model["worker"] is not None and now - killed_at[model["id"]] >= safe_s
             ]
             if alive:
                 name, pid = chance.choice(alive)

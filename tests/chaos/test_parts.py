@@ -93,8 +93,8 @@ def _put(found: dict[str, Any], choice: dict[str, Any]) -> None:
 
 
 def _length(choices: list[dict[str, Any]]) -> int:
-    calls = [call[1] for each in choices for call in each["calls"].values()]
-    texts = [text for each in choices for text in (each["content"], each["reasoning"])]
+    calls = [call[1] for choice in choices for call in choice["calls"].values()]
+    texts = [text for entry in choices for text in (entry["content"], entry["reasoning"])]
     return sum(map(len, calls + texts))
 
 
@@ -104,7 +104,7 @@ def _length(choices: list[dict[str, Any]]) -> int:
 )
 def test_the_answer_is_the_same(gateway: Gateway, name: str, shares: tuple[float, ...]) -> None:
     undisturbed, _ = _answer(gateway, name, lambda _: False)
-    assert all(each["finish_reason"] for each in undisturbed)
+    assert all(entry["finish_reason"] for entry in undisturbed)
     whole = _length(undisturbed)
     kills = 0
     for share in shares:

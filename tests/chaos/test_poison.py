@@ -74,12 +74,12 @@ def test_the_poisonous_one_pays_alone(
 ) -> None:
     gateway = start_gateway("--spare", "1", environment=sitecustomize(tmp_path / "site", DEADLY))
     gateway.load()
-    undisturbed = [each.join().outcome for each in _innocents(gateway)]
+    undisturbed = [innocent.join().outcome for innocent in _innocents(gateway)]
     began = time.monotonic()
     innocents = _innocents(gateway)
-    eventually(lambda: all(each.text for each in innocents), START_S)
+    eventually(lambda: all(stream.text for stream in innocents), START_S)
     poison = gateway.chat(POISON)
-    assert [each.join().outcome for each in innocents] == undisturbed
+    assert [innocent.join().outcome for innocent in innocents] == undisturbed
     seconds = time.monotonic() - began
     assert (poison.status_code, poison.json()["error"]["code"]) == (500, "worker_crashed")
     restarts = gateway.model()["restarts"]
@@ -108,6 +108,6 @@ def test_many_poisons_are_no_fault_of_the_model(
     innocent = open_stream(gateway, INNOCENT, max_tokens=100)
     with ThreadPoolExecutor(4) as pool:
         poisons = list(pool.map(lambda n: gateway.chat(POISON, seed=n), range(4)))
-    assert {each.json()["error"]["code"] for each in poisons} == {"worker_crashed"}
+    assert {poison.json()["error"]["code"] for poison in poisons} == {"worker_crashed"}
     assert innocent.join().text == whole
     assert gateway.model()["state"] != "failed"

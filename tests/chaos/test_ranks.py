@@ -35,7 +35,7 @@ context_tokens = 400
 
 def _pids(gateway: Gateway) -> list[int]:
     worker = gateway.model("many")["worker"]
-    return [] if worker is None else [each["pid"] for each in worker["ranks"]]
+    return [] if worker is None else [rank["pid"] for rank in worker["ranks"]]
 
 
 def _open(gateway: Gateway) -> list[Stream]:
@@ -65,16 +65,16 @@ def test_no_stream_changes_whichever_rank_is_killed(
     gateway.load("many")
     chance = random.Random(ranks)
     began = time.monotonic()
-    undisturbed = [each.join().outcome for each in _open(gateway)]
+    undisturbed = [stream.join().outcome for stream in _open(gateway)]
     lasts_s = time.monotonic() - began
     for _ in range(ROUNDS[ranks]):
         streams = _open(gateway)
-        eventually(lambda streams=streams: any(each.text for each in streams), START_S)
+        eventually(lambda streams=streams: any(stream.text for stream in streams), START_S)
         time.sleep(chance.random() * lasts_s / 2)
         pids = eventually(lambda: _pids(gateway), START_S)
         os.kill(chance.choice(pids), signal.SIGKILL)
         eventually(lambda pids=pids: all(map(gone, pids)), within_s=GONE_S)
-        assert [each.join().outcome for each in streams] == undisturbed
+        assert [stream.join().outcome for stream in streams] == undisturbed
 
 
 @pytest.mark.chaos
@@ -89,7 +89,7 @@ def test_no_rank_outlives_a_killed_gateway(tmp_path: Path) -> None:
         if chance.random() < 0.7:
             eventually(lambda gateway=gateway: gateway.model("many")["state"] == "ready", START_S)
             streams = _open(gateway)
-            eventually(lambda streams=streams: any(each.text for each in streams), START_S)
+            eventually(lambda streams=streams: any(stream.text for stream in streams), START_S)
             pids = _pids(gateway)
         time.sleep(chance.random())
         gateway.process.kill()

@@ -117,7 +117,7 @@ def test_streams_go_on_beside(
         for name in ("a file hangs", "no descriptors", "no threads"):
             beside = Beside(gateway, chance)
             streams = [_stream(gateway) for _ in range(2)]
-            eventually(lambda streams=streams: all(each.arrivals for each in streams), START_S)
+            eventually(lambda streams=streams: all(stream.arrivals for stream in streams), START_S)
             time.sleep(chance.random() / 2)
             with contextlib.ExitStack() as stack:
                 if name == "a file hangs":
@@ -132,7 +132,7 @@ def test_streams_go_on_beside(
                     stack.enter_context(no_descriptors(gateway.pid))
                     stack.enter_context(beside)
                 time.sleep(SHORTEST_S + chance.random() * 1.5)
-            assert [each.join().outcome for each in streams] == [undisturbed] * 2, name
+            assert [stream.join().outcome for stream in streams] == [undisturbed] * 2, name
             assert not beside.problems, beside.problems
             assert beside.orders
             compared += len(streams)
@@ -145,5 +145,5 @@ def test_streams_go_on_beside(
     eventually(lambda: gateway.status()["memory"]["footprint_bytes"], START_S)
     children = psutil.Process(gateway.pid).children()
     assert len(children) == 2
-    assert psutil.STATUS_ZOMBIE not in {each.status() for each in children}
+    assert psutil.STATUS_ZOMBIE not in {child.status() for child in children}
     tell(rounds=rounds, streams_compared=compared, orders_beside=orders)

@@ -37,7 +37,7 @@ module.load = slow
     "state",
     [
         "16 streams",
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ("idle", "loading", "parked")),
+        *(pytest.param(text, marks=pytest.mark.slow) for text in ("idle", "loading", "parked")),
     ],
 )
 def test_a_stop_ends_within_the_time_that_is_granted(
@@ -82,7 +82,7 @@ def _enter(running: Gateway, state: str, flag: Path) -> list[Stream]:
     if state == "idle":
         return []
     streams = [open_stream(running, STORY, **LONG) for _ in range(16)]
-    eventually(lambda: all(each.text for each in streams), START_S)
+    eventually(lambda: all(stream.text for stream in streams), START_S)
     if state == "parked":
         flag.touch()
         running.order("kill", wait=False)

@@ -66,7 +66,7 @@ class Storm:
             thread.start()
         for thread in self._threads:
             thread.join(LONGEST_S * 3)
-        assert not any(each.is_alive() for each in self._threads), "deadlock"
+        assert not any(thread.is_alive() for thread in self._threads), "deadlock"
 
     def _act(self) -> None:
         with httpx.Client(base_url=self._gateway.url, timeout=LONGEST_S) as client:
@@ -137,10 +137,10 @@ def test_everything_comes_to_rest(
         ),
     )
     whole = gateway.say(STORY, max_tokens=100)
-    for each in IDS:
+    for identifier in IDS:
         # Its log stays open from now on.
-        gateway.load(each)
-        gateway.order("unload", each).raise_for_status()
+        gateway.load(identifier)
+        gateway.order("unload", identifier).raise_for_status()
     before = _resources(gateway, counts)
 
     began = time.monotonic()
@@ -150,21 +150,23 @@ def test_everything_comes_to_rest(
     assert not storm.problems, storm.problems
 
     asked_for = {}
-    for each, (verb, options, state) in zip(IDS, _last_orders(seed), strict=True):
-        eventually(lambda e=each: gateway.model(e)["state"] in SETTLED, START_S)
+    for identifier, (verb, options, state) in zip(IDS, _last_orders(seed), strict=True):
+        eventually(lambda e=identifier: gateway.model(e)["state"] in SETTLED, START_S)
         # What is held stays held until it is loaded.
-        held = state == "unloaded" and gateway.model(each)["state"] == "held"
-        asked_for[each] = "held" if held else state
-        gateway.order(verb, each, **options)
-    for each, state in asked_for.items():
-        eventually(lambda e=each, s=state: gateway.model(e)["state"] == s, START_S)
+        held = state == "unloaded" and gateway.model(identifier)["state"] == "held"
+        asked_for[identifier] = "held" if held else state
+        gateway.order(verb, identifier, **options)
+    for text, state in asked_for.items():
+        eventually(lambda e=text, s=state: gateway.model(e)["state"] == s, START_S)
     time.sleep(1)
-    assert {each: gateway.model(each)["state"] for each in IDS} == asked_for, "they stay there"
+    assert {identifier: gateway.model(identifier)["state"] for identifier in IDS} == asked_for, (
+        "they stay there"
+    )
 
-    for each in IDS:
-        gateway.load(each)
-        assert gateway.say(STORY, each, max_tokens=100) == whole
-        gateway.order("unload", each).raise_for_status()
+    for identifier in IDS:
+        gateway.load(identifier)
+        assert gateway.say(STORY, identifier, max_tokens=100) == whole
+        gateway.order("unload", identifier).raise_for_status()
     after = _resources(gateway, counts)
     assert after == before
     tell(

@@ -76,8 +76,8 @@ def test_nothing_fails_and_nothing_is_left(
     start_gateway: Callable[..., Gateway],
     tell: Callable[..., None],
 ) -> None:
-    gateway = start_gateway(models=tuple(f"demo={each}" for each in MODELS))
-    workers = {each: gateway.load(each)["worker"]["pid"] for each in MODELS}
+    gateway = start_gateway(models=tuple(f"demo={model}" for model in MODELS))
+    workers = {name: gateway.load(name)["worker"]["pid"] for name in MODELS}
     expected = [_open(gateway, index).join().outcome for index in range(clients)]
 
     def upgrade() -> dict[str, Any]:
@@ -88,37 +88,37 @@ def test_nothing_fails_and_nothing_is_left(
 
     def descriptors() -> dict[str, int]:
         serving = gateway.status()["pid"]
-        counted = {each: psutil.Process(pid).num_fds() for each, pid in workers.items()}
+        counted = {name: psutil.Process(pid).num_fds() for name, pid in workers.items()}
         return counted | {"gateway": psutil.Process(serving).num_fds()}
 
     # From here on, whatever there is more of was left over.
     first = upgrade()["pid"]
     eventually(lambda: len(_of(gateway, gateway.state_dir)) == 5, START_S)
     before = descriptors()
-    asking = [Client(gateway, index, each) for index, each in enumerate(expected)]
-    for each in asking:
-        each.start()
+    asking = [Client(gateway, index, pair) for index, pair in enumerate(expected)]
+    for client in asking:
+        client.start()
     pids, still = {first}, []
     for _ in range(upgrades):
         answer = upgrade()
         pids.add(answer["pid"])
         still.append(answer["still_s"])
-    for each in asking:
-        each.ending.set()
-    for each in asking:
-        each.join(600)
-    assert [each.wrong for each in asking] == [[] for _ in asking]
+    for client in asking:
+        client.ending.set()
+    for client in asking:
+        client.join(600)
+    assert [client.wrong for client in asking] == [[] for _ in asking]
     assert len(pids) == upgrades + 1
-    assert {each: gateway.worker_pid(each) for each in MODELS} == workers
+    assert {model: gateway.worker_pid(model) for model in MODELS} == workers
     # Who stands in, who serves, and the workers.
     eventually(lambda: len(_of(gateway, gateway.state_dir)) == 5, START_S)
-    eventually(lambda: all(descriptors()[each] <= count for each, count in before.items()))
+    eventually(lambda: all(descriptors()[name] <= count for name, count in before.items()))
     assert len(list((gateway.state_dir / "run").iterdir())) == len(MODELS)
     assert len(list((gateway.state_dir / "workers").iterdir())) == len(MODELS)
-    failures = [each for each in gateway.events() if each["event"] in ("exit", "refuse", "hang")]
+    failures = [event for event in gateway.events() if event["event"] in ("exit", "refuse", "hang")]
     assert not failures
     tell(
         upgrades=upgrades,
-        answers=sum(each.answers for each in asking),
+        answers=sum(client.answers for client in asking),
         longest_stillness_s=max(still),
     )

@@ -78,7 +78,7 @@ class CannedGateway:
 def filled(kind: type[T], **known: Any) -> T:
     """A body with these fields; the others are null, empty or 0."""
     fields = inspect.type_info(kind).fields  # type: ignore[attr-defined]
-    return kind(**{each.name: _nothing(each.type) for each in fields} | known)
+    return kind(**{field.name: _nothing(field.type) for field in fields} | known)
 
 
 def _kind(path: str, body: Any) -> type[Struct] | None:
@@ -96,13 +96,13 @@ def _whole(kind: type[Struct] | None, body: Any) -> Any:
             whole[field.name] = _nothing(field.type)
             continue
         value, types = whole[field.name], getattr(field.type, "types", (field.type,))
-        for each in types:
-            if isinstance(each, inspect.StructType):
-                whole[field.name] = _whole(each.cls, value)
-            elif isinstance(each, inspect.ListType) and isinstance(
-                each.item_type, inspect.StructType
+        for struct_type in types:
+            if isinstance(struct_type, inspect.StructType):
+                whole[field.name] = _whole(struct_type.cls, value)
+            elif isinstance(struct_type, inspect.ListType) and isinstance(
+                struct_type.item_type, inspect.StructType
             ):
-                whole[field.name] = [_whole(each.item_type.cls, one) for one in value]
+                whole[field.name] = [_whole(struct_type.item_type.cls, one) for one in value]
     return whole
 
 

@@ -25,7 +25,7 @@ class Screen:
     @property
     def rows(self) -> list[str]:
         """Without the empty ones below."""
-        rows = [each.rstrip() for each in self._drawn.display]
+        rows = [text.rstrip() for text in self._drawn.display]
         while rows and not rows[-1]:
             rows.pop()
         return rows

@@ -13,7 +13,7 @@ def test_measures_one_stream_and_several(gateway: Gateway) -> None:
     assert (done.returncode, done.stderr.count("Careful")) == (0, 0), done.stderr
     printed = json.loads(done.stdout)
     assert printed["model"] == "demo"
-    assert [(each["streams"], each["tokens"]) for each in printed["levels"]] == [(1, 8), (3, 24)]
+    assert [(level["streams"], level["tokens"]) for level in printed["levels"]] == [(1, 8), (3, 24)]
     for level in printed["levels"]:
         assert 20 <= level["prompt_tokens"] <= 100
         assert 0 < level["first_token_s"] <= level["worst_first_token_s"]
@@ -37,7 +37,7 @@ def test_bench_of_a_model_without_completions_fails(gateway: Gateway, fleet: Gat
     assert (long.returncode, long.stdout) == (1, "")
     assert "tokens" in long.stderr
     assert bulkhead("bench", "nobody", url=gateway.url).returncode == 4
-    for each in fleet.client.get("/v1/models").json()["data"]:
-        fleet.order("unload", each["id"]).raise_for_status()
+    for item in fleet.client.get("/v1/models").json()["data"]:
+        fleet.order("unload", item["id"]).raise_for_status()
     several = bulkhead("bench", url=fleet.url)
     assert (several.returncode, "Name the model" in several.stderr) == (2, True)

@@ -31,8 +31,8 @@ Sitting = Callable[..., AbstractContextManager[Screen]]
 def sitting(canned: CannedGateway, tmp_path: Path) -> Sitting:
     """Chats with the canned gateway's first model, with a history of their own."""
     canned.will_answer("/v1/models", {"data": MODELS})
-    for each in MODELS:
-        canned.will_answer(f"/v1/models/{each['id']}", each)
+    for model in MODELS:
+        canned.will_answer(f"/v1/models/{model['id']}", model)
 
     def sit(columns: int = 80, lines: int = 40) -> AbstractContextManager[Screen]:
         return screen(
@@ -372,7 +372,7 @@ def test_a_worker_that_is_killed_in_mid_answer(gateway: Gateway, tmp_path: Path)
         seen.waits_until(lambda: seen.text.endswith(".\n>"))
         rows = seen.rows
     shown = rows[rows.index("> Tell me a story.") + 1 : -1]
-    assert " ".join(each for each in shown if not each.startswith("(")).split() == words
+    assert " ".join(text for text in shown if not text.startswith("(")).split() == words
 
 
 def test_a_file_takes_the_answer_and_the_terminal_the_message(

@@ -30,9 +30,9 @@ def test_a_long_file_keeps_its_newer_half(tmp_path: Path) -> None:
     for index in range(150):
         file.append_string(f"{index} " + "x" * 10_000)
     lines = _lines(path)
-    assert [int(each.split()[0]) for each in lines] == list(range(149, 149 - len(lines), -1))
+    assert [int(line.split()[0]) for line in lines] == list(range(149, 149 - len(lines), -1))
     assert 40 <= len(lines) <= 52
-    assert all(each.endswith("x" * 10_000) for each in lines)
+    assert all(text.endswith("x" * 10_000) for text in lines)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert list(tmp_path.iterdir()) == [path]
 

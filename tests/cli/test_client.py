@@ -198,7 +198,7 @@ def test_the_key_is_sent_and_proxies_are_not_asked(
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     canned.will_answer("/v1/models", {"object": "list", "data": [{"id": "m", "state": "ready"}]})
     done = bulkhead("models", "--json", "--admin-key", "s3cret", url=canned.url)
-    assert [each["id"] for each in json.loads(done.stdout)] == ["m"]
+    assert [load["id"] for load in json.loads(done.stdout)] == ["m"]
     assert canned.headers[0]["authorization"] == "Bearer s3cret"
 
 

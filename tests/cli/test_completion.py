@@ -99,7 +99,7 @@ def offered(words: str) -> list[str]:
     assert completion is not None
     *before, begun = words.split(" ")[1:]
     found = completion(main, {}, "bulkhead", COMPLETE).get_completions(before, begun)
-    return [each.value for each in found]
+    return [completion_item.value for completion_item in found]
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def mistaken(tmp_path: Path) -> Path:
 
 
 def _is_plain(text: str) -> bool:
-    return all(each == "\n" or unicodedata.category(each) not in ("Cc", "Cs") for each in text)
+    return all(item == "\n" or unicodedata.category(item) not in ("Cc", "Cs") for item in text)
 
 
 def _on_screen(*arguments: str, status: int) -> list[str]:
@@ -141,7 +141,7 @@ class TestShow:
         done = bulkhead("config", "show", "--json", "--config", str(file), *flags)
         assert done.returncode == 0
         assert _is_plain(done.stdout)
-        values = {each["key"]: each for each in json.loads(done.stdout)}
+        values = {load["key"]: load for load in json.loads(done.stdout)}
         assert values["gateway.drain_s"] == {
             "source": "file",
             "file": str(file),

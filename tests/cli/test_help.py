@@ -11,13 +11,13 @@ from gateway.cli import VERBS, main
 
 def _groups() -> list[tuple[str, ...]]:
     context = click.Context(main)
-    groups = [each for each in VERBS if isinstance(main.get_command(context, each), click.Group)]
-    return [(), *((each,) for each in groups)]
+    groups = [verb for verb in VERBS if isinstance(main.get_command(context, verb), click.Group)]
+    return [(), *((group,) for group in groups)]
 
 
 def test_the_verbs_stand_in_groups() -> None:
     shown = CliRunner().invoke(main, ["--help"]).output
-    headings = [each for each in shown.splitlines() if re.fullmatch(r"[A-Z][\w ]+:", each)]
+    headings = [line for line in shown.splitlines() if re.fullmatch(r"[A-Z][\w ]+:", line)]
     assert headings == ["Options:", "Chat:", "Models:", "Watch:", "Run the gateway:", "Team:"]
 
 

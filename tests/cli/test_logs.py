@@ -56,7 +56,7 @@ def _talk(running: Gateway, log: Path, times: int) -> None:
 
 
 def _without_controls(text: str) -> bool:
-    return not any(unicodedata.category(each) == "Cc" for each in text.replace("\n", ""))
+    return not any(unicodedata.category(item) == "Cc" for item in text.replace("\n", ""))
 
 
 # Over HTTP

@@ -33,12 +33,12 @@ def test_the_rows_of_memory_add_up_to_the_total(gateway: Gateway) -> None:
     memory = eventually(lambda: _complete(gateway.status()["memory"]))
     assert memory["spare_bytes"] == 0
     held = sum(
-        memory[f"{each}_bytes"]
-        for each in ("footprint", "gateway", "other", "stranded", "available")
+        memory[f"{text}_bytes"]
+        for text in ("footprint", "gateway", "other", "stranded", "available")
     )
     assert held == memory["total_bytes"]
     worker = gateway.model()["worker"]
-    parts_bytes = sum(worker[f"{each}_bytes"] for each in ("weight", "cache", "buffer"))
+    parts_bytes = sum(worker[f"{text}_bytes"] for text in ("weight", "cache", "buffer"))
     assert 0 < worker["weight_bytes"] <= parts_bytes < worker["footprint_bytes"]
     shown = bulkhead("status", url=gateway.url).stdout
     for row in ("demo", "(spare workers)", "(gateway)", "(other programs)", "(stranded)", "total"):

@@ -43,12 +43,12 @@ OTHERS = ("show demo", "config show", "events -n 5", "--help")
 def crowded() -> Any:
     """Values as long as they get."""
     with CannedGateway() as server:
-        server.will_answer("/v1/models", {"data": [_listed(each) for each in IDS]})
-        server.will_answer("/admin/v1/library", {"models": [_entry(each) for each in IDS]})
+        server.will_answer("/v1/models", {"data": [_listed(identifier) for identifier in IDS]})
+        server.will_answer("/admin/v1/library", {"models": [_entry(text) for text in IDS]})
         server.will_answer("/admin/v1/library/demo", _entry("demo"))
         server.will_answer("/admin/v1/status", _status())
         server.will_answer(
-            "/admin/v1/keys", {"keys": [_key(each) for each in ("laptop", LONG)], "required": True}
+            "/admin/v1/keys", {"keys": [_key(text) for text in ("laptop", LONG)], "required": True}
         )
         counts = {
             "requests": MOST,
@@ -56,7 +56,7 @@ def crowded() -> Any:
             "cached_tokens": MOST,
             "completion_tokens": MOST,
         }
-        usage = [{"name": each, "today": counts, "month": counts} for each in ("laptop", LONG)]
+        usage = [{"name": text, "today": counts, "month": counts} for text in ("laptop", LONG)]
         server.will_answer("/admin/v1/usage", {"keys": usage})
         server.will_stream("/admin/v1/events", [])
         yield server
@@ -83,8 +83,8 @@ def test_nothing_is_cut_on_a_terminal(columns: int, crowded: CannedGateway, tmp_
         if columns == 200:
             assert any(LONG in row for row in rows), rows
     text = "\n".join("\n".join(rows) for _, rows in shown.values())
-    for each in ("1,048,576", "999 GB", "mxfp8-g32", "text, vision, tools", "2030-01-31", "-1,000"):
-        assert each in text, each
+    for name in ("1,048,576", "999 GB", "mxfp8-g32", "text, vision, tools", "2030-01-31", "-1,000"):
+        assert name in text, name
     spaceless = re.sub(r"\s", "", text)
     assert spaceless.count("999,999,999,999") >= 16 or columns == 80
     assert "EADDRINUSE" in text
@@ -110,18 +110,18 @@ def test_a_narrow_terminal_has_all_of_it_too(columns: int, crowded: CannedGatewa
         assert all(name in named for name in names), rows
         assert all(row in ("", row[:columns].rstrip()) for row in rows)
     stated = "\n".join(shown["status"][1])
-    for each in (
+    for text in (
         "pid 4194304",
         "context 1,048,576",
         "holds 999 GB",
         "cached 100%",
         "waiting 100000",
     ):
-        assert stated.count(each) >= 2, each
+        assert stated.count(text) >= 2, text
     assert stated.count("12.0 GB") == 2
-    for each in ("state unloaded", "size 999 GB", "context 1,048,576", "last used 99 d ago"):
-        assert "\n".join(shown["models"][1]).count(each) == 2, each
-        assert "\n".join(shown["list"][1]).count(each) == 2, each
+    for text in ("state unloaded", "size 999 GB", "context 1,048,576", "last used 99 d ago"):
+        assert "\n".join(shown["models"][1]).count(text) == 2, text
+        assert "\n".join(shown["list"][1]).count(text) == 2, text
 
 
 def test_a_pipe_gets_a_row_a_line(crowded: CannedGateway, tmp_path: Path) -> None:
@@ -243,11 +243,11 @@ def _status() -> dict[str, Any]:
             "available_bytes": 999_000_000_000,
             "granted_bytes": 0,
         },
-        "models": [{"id": each, **model} for each in IDS],
+        "models": [{"id": identifier, **model} for identifier in IDS],
         "hosts": [
             {
-                "name": each,
-                "ssh": each,
+                "name": host,
+                "ssh": host,
                 "reachable": True,
                 "version": "1.0.0",
                 "budget_bytes": 12_000_000_000,
@@ -255,7 +255,7 @@ def _status() -> dict[str, Any]:
                 "free_bytes": 0,
                 "ranks": 64,
             }
-            for each in HOSTS
+            for host in HOSTS
         ],
     }
 

@@ -47,7 +47,7 @@ class Screen:
         )
         for line, text in drawn:
             found[int(line)] += html.unescape(text).replace("\xa0", " ")
-        return [found[each] for each in sorted(found)]
+        return [found[index] for index in sorted(found)]
 
     @property
     def text(self) -> str:
@@ -62,7 +62,7 @@ class Screen:
 
     async def shows(self, *texts: str) -> None:
         """Wait until all of it is there."""
-        await self._until(lambda: all(each in self.text for each in texts), texts)
+        await self._until(lambda: all(text in self.text for text in texts), texts)
 
     async def hides(self, text: str) -> None:
         await self._until(lambda: text not in self.text, text)

@@ -121,7 +121,7 @@ def test_a_worker_over_its_grant_leaves_a_full_bar() -> None:
 
 @given(st.lists(st.none() | st.integers(0, 2**50), min_size=1), st.integers(0, 300))
 def test_a_bar_is_as_wide_as_it_should_be(sizes: list[int | None], width: int) -> None:
-    parts = tuple(BarPart("█", "", "", each) for each in sizes)
+    parts = tuple(BarPart("█", "", "", size) for size in sizes)
     assert bar(parts, width).cell_len == width
 
 
@@ -293,7 +293,7 @@ def test_warning_of_the_gateway_comes_first() -> None:
 
 
 def test_events_are_shown_once_and_outlive_their_gateway() -> None:
-    first, second, third = (_happening(each, "ready", pid=each) for each in (1, 2, 3))
+    first, second, third = (_happening(number, "ready", pid=number) for number in (1, 2, 3))
     view = _view(_reading(), first, second)
     view.show(_reading(), [second, third])
     assert [line[8:] for line in _plain(view.events(80, 2))] == [
@@ -343,7 +343,7 @@ def test_ages(seconds: float | None, shown: str) -> None:
 
 
 def test_questions_name_what_is_cut_off() -> None:
-    idle, one, two = (_model(active_requests=each) for each in (0, 1, 2))
+    idle, one, two = (_model(active_requests=number) for number in (0, 1, 2))
     assert question("kill", idle) == "Kill demo? No request is running. (y/n)"
     assert "interrupts 1 running request," in question("kill", one)
     assert "2 running requests, unless they end within drain_s" in question("unload", two)

@@ -30,7 +30,7 @@ NAME, SLOW = "org/small", "org/slow"
 
 @pytest.fixture(scope="module")
 def hub() -> Iterator[Hub]:
-    small = {each.name: each.read_bytes() for each in DEMO.iterdir() if each.is_file()}
+    small = {path.name: path.read_bytes() for path in DEMO.iterdir() if path.is_file()}
     with Hub({NAME: small, SLOW: model_files(shard_bytes=3_000_000)}) as running:
         yield running
 
@@ -96,7 +96,7 @@ def test_ctrl_c_leaves_the_part_and_no_process(hub: Hub, tmp_path: Path) -> None
     hub.rate = 2e5
     with started("pull", SLOW) as running:
         eventually(
-            lambda: any(each.endswith(".incomplete") for each in left(tmp_path / "cache")), START_S
+            lambda: any(text.endswith(".incomplete") for text in left(tmp_path / "cache")), START_S
         )
         running.send_signal(signal.SIGINT)
         assert running.wait(120) == 130
@@ -111,7 +111,7 @@ def test_temporary_gateway_ends_with_a_killed_command(hub: Hub, tmp_path: Path) 
     hub.rate = 2e5
     with started("pull", SLOW) as running:
         eventually(
-            lambda: any(each.endswith(".incomplete") for each in left(tmp_path / "cache")), START_S
+            lambda: any(text.endswith(".incomplete") for text in left(tmp_path / "cache")), START_S
         )
         children = psutil.Process(running.pid).children(recursive=True)
         assert any("--temporary" in child.cmdline() for child in children)
@@ -124,7 +124,7 @@ def test_temporary_gateway_leaves_the_state_folder_to_serve(hub: Hub, tmp_path: 
     hub.rate = 2e5
     with started("pull", SLOW):
         eventually(
-            lambda: any(each.endswith(".incomplete") for each in left(tmp_path / "cache")), START_S
+            lambda: any(text.endswith(".incomplete") for text in left(tmp_path / "cache")), START_S
         )
         lock = StateDir(tmp_path / "state")
         lock.acquire()
@@ -187,7 +187,7 @@ def test_the_line_of_progress(reading: PullReading, line: str) -> None:
 
 
 def test_time_left() -> None:
-    shown = [time_left(each) for each in (0.4, 59.0, 61.0, 3599.0, 7800.0)]
+    shown = [time_left(number) for number in (0.4, 59.0, 61.0, 3599.0, 7800.0)]
     assert shown == ["0 s", "59 s", "1 min", "1 h 0 min", "2 h 10 min"]
 
 

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 OTHER_PAGES: Final = tuple(
-    ROOT / each for each in ("CONTRIBUTING.md", "bench/README.md", "deploy/demo_model/README.md")
+    ROOT / text for text in ("CONTRIBUTING.md", "bench/README.md", "deploy/demo_model/README.md")
 )
 
 # Behind `sh`: why a block isn't run here.
@@ -44,4 +44,4 @@ def fences(page: Path) -> list[Fence]:
 
 
 def of_kind(*kinds: str) -> list[Fence]:
-    return [each for page in PAGES for each in fences(page) if each.kind in kinds]
+    return [fence for page in PAGES for fence in fences(page) if fence.kind in kinds]

@@ -19,7 +19,7 @@ from tests.support.hub import Hub
 from tests.support.platforms import LINUX
 from tests.support.shapes import DEMO
 
-SCRIPTS = {page: [each.text for each in fences(page) if each.kind == "sh"] for page in PAGES}
+SCRIPTS = {page: [fence.text for fence in fences(page) if fence.kind == "sh"] for page in PAGES}
 RUN = [page for page, script in SCRIPTS.items() if script]
 # Once there are keys, everything needs one: pages that make some come last.
 RUN.sort(key=lambda page: "bulkhead key add" in "\n".join(SCRIPTS[page]))
@@ -67,7 +67,7 @@ def gateway(shell: tuple[str, ...]) -> Iterator[Gateway]:
     """With the models that the pages name, which are all the embedded one. Each shell has its own,
     as the pages make keys.
     """
-    files = {each.name: each.read_bytes() for each in DEMO.iterdir() if each.is_file()}
+    files = {path.name: path.read_bytes() for path in DEMO.iterdir() if path.is_file()}
     names = ("Qwen3-4B-4bit", "Llama-3.2-3B-Instruct-4bit")
     with Hub({f"mlx-community/{name}": files for name in names}) as hub:
         running = Gateway(
@@ -93,7 +93,7 @@ def gateway(shell: tuple[str, ...]) -> Iterator[Gateway]:
 def test_the_commands_of_a_page(
     page: Path, shell: tuple[str, ...], gateway: Gateway, tmp_path: Path
 ) -> None:
-    steps = [f"echo '=== {number}' >&2\n{each}" for number, each in enumerate(SCRIPTS[page])]
+    steps = [f"echo '=== {number}' >&2\n{text}" for number, text in enumerate(SCRIPTS[page])]
     script = tmp_path / "script"
     script.write_text(_here("\n".join([SHELL, *steps, "echo '=== end' >&2\n"]), gateway))
     with script.open() as typed:
@@ -126,16 +126,16 @@ def _here(script: str, gateway: Gateway) -> str:
 
 
 def test_every_block_is_run_or_says_why_not() -> None:
-    blocks = [each for page in PAGES for each in fences(page)]
+    blocks = [fence for page in PAGES for fence in fences(page)]
     assert blocks
-    for each in blocks:
-        word, _, excuse = each.kind.partition(" ")
+    for block in blocks:
+        word, _, excuse = block.kind.partition(" ")
         if word == "sh" and excuse:
-            assert excuse in EXCUSES, each.place
+            assert excuse in EXCUSES, block.place
         if not word:
             # Output, or a synopsis.
-            assert "[" in each.text or not each.text.startswith(PROGRAMS), each.place
-        assert word in ("", "sh", "toml", "json", "python", "yaml", "text"), each.place
+            assert "[" in block.text or not block.text.startswith(PROGRAMS), block.place
+        assert word in ("", "sh", "toml", "json", "python", "yaml", "text"), block.place
 
 
 def test_excuses_name_tests_that_run_the_blocks() -> None:

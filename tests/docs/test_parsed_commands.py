@@ -21,7 +21,7 @@ from tests.docs.test_typed_commands import BASH, SPAN, TYPED, _calls, _place
 CALL = re.compile(r"<bulkhead>((?:<[^<>]*>)*)")
 # What a page writes for something of the reader's own.
 OWN = {"AGENT": "claude", "WORDS": "llama"}
-FENCES = [each for each in TYPED if "bulkhead" in each.text]
+FENCES = [fence for fence in TYPED if "bulkhead" in fence.text]
 
 
 def _parse(arguments: list[str]) -> None:
@@ -45,7 +45,7 @@ def _parse(arguments: list[str]) -> None:
 
 def _wrong(arguments: list[str], *, may_lack: bool = False) -> str | None:
     try:
-        _parse([OWN.get(each, each) for each in arguments])
+        _parse([OWN.get(argument, argument) for argument in arguments])
     except click.exceptions.Exit:
         return None
     except (click.MissingParameter, click.exceptions.NoArgsIsHelpError) as error:
@@ -60,17 +60,17 @@ def test_the_lines_of_a_block(fence: Fence, tmp_path: Path) -> None:
     """As bash calls them; zsh calls the same, says tests/docs/test_typed_commands.py."""
     (tmp_path / "config.toml").touch()
     calls = [found for call in _calls(BASH, fence.text, tmp_path) for found in CALL.findall(call)]
-    wrong = {each: _wrong(re.findall(r"<([^<>]*)>", each)) for each in calls}
-    assert {each: why for each, why in wrong.items() if why} == {}
+    wrong = {call: _wrong(re.findall(r"<([^<>]*)>", call)) for call in calls}
+    assert {item: why for item, why in wrong.items() if why} == {}
 
 
 def _spans() -> Iterator[tuple[Path, str]]:
     """Lines in sentences, also those of texts of the product, which may go over a line's end."""
-    for each in (*PAGES, *OTHER_PAGES, *sorted((ROOT / "gateway").rglob("*.py"))):
-        text = re.sub(r'"\n\s+f?"', "", each.read_text("utf-8"))
+    for page in (*PAGES, *OTHER_PAGES, *sorted((ROOT / "gateway").rglob("*.py"))):
+        text = re.sub(r'"\n\s+f?"', "", page.read_text("utf-8"))
         for span in SPAN.findall(text):
             if span.startswith("bulkhead ") and not re.search(r"[{]|\.\.\.", span):
-                yield each, re.sub(r"\[(\W*)([A-Z]+)\]", r"\1\2", span.replace("\\|", "|"))
+                yield page, re.sub(r"\[(\W*)([A-Z]+)\]", r"\1\2", span.replace("\\|", "|"))
 
 
 def test_the_lines_within_sentences() -> None:

@@ -35,7 +35,7 @@ def test_configuration_is_right(fence: Fence, tmp_path: Path) -> None:
     tables = (
         [] if "[models." in fence.text else re.findall(r'models = \["(.+)", "(.+)"\]', fence.text)
     )
-    members = "".join(f'[models."{each}"]\npath = "demo"\n' for each in {*sum(tables, ())})
+    members = "".join(f'[models."{table}"]\npath = "demo"\n' for table in {*sum(tables, ())})
     path.write_text(fence.text + members, "utf-8")
     read_settings(Flags(config=path), {})
 
@@ -77,8 +77,8 @@ def test_python_is_python(fence: Fence) -> None:
 def _anchors(page: Path) -> set[str]:
     """As GitHub makes them of headings."""
     headings = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.MULTILINE)
-    words = (re.sub(r"[^\w\- ]", "", each.lower()) for each in headings)
-    return {each.replace(" ", "-") for each in words}
+    words = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return {word.replace(" ", "-") for word in words}
 
 
 def test_links_lead_somewhere() -> None:

@@ -15,7 +15,10 @@ import pytest
 from tests.docs.fences import OTHER_PAGES, PAGES, ROOT, Fence, fences
 
 TYPED = [
-    each for page in (*PAGES, *OTHER_PAGES) for each in fences(page) if each.kind.startswith("sh")
+    fence
+    for page in (*PAGES, *OTHER_PAGES)
+    for fence in fences(page)
+    if fence.kind.startswith("sh")
 ]
 ZSH = ("zsh", "-f", "-i", "-s")
 BASH = ("bash", "--noprofile", "--norc", "-s")
@@ -84,7 +87,7 @@ def test_no_command_has_a_comment() -> None:
     """Neither in a block, nor where a page or a text of the product has it in its sentence."""
     lines = [line for fence in TYPED for line in fence.text.splitlines()]
     sources = (*PAGES, *OTHER_PAGES, *(ROOT / "gateway").rglob("*.py"))
-    spans = [span for each in sources for span in SPAN.findall(each.read_text("utf-8"))]
+    spans = [span for source in sources for span in SPAN.findall(source.read_text("utf-8"))]
     assert {"bulkhead serve", "bulkhead service install"} <= {*lines, *spans}
-    assert [each for each in lines if re.search(r"(^|\s)#", each)] == []
-    assert [each for each in spans if re.search(r"\S\s+#", each)] == []
+    assert [text for text in lines if re.search(r"(^|\s)#", text)] == []
+    assert [span for span in spans if re.search(r"\S\s+#", span)] == []

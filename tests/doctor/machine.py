@@ -55,7 +55,7 @@ class Machine:
         assert done.stderr == ""
         answer = json.loads(done.stdout)
         assert done.returncode == STATUS[answer["worst"]]
-        return [each for each in answer["findings"] if each["severity"] != "ok"]
+        return [finding for finding in answer["findings"] if finding["severity"] != "ok"]
 
     def fault(self, *arguments: str, limit: int | None = None) -> tuple[str, str, str]:
         """Check, severity and evidence of the only thing that is wrong; it has a remedy."""

@@ -43,8 +43,8 @@ ENVIRONMENT = msgspec.json.encode(Environment("3.11", "0.32", "0.32"))
 
 def _severities(found: Iterable[Finding]) -> list[Severity]:
     found = list(found)
-    assert all((each.remedy is None) == (each.severity is Severity.OK) for each in found)
-    return [each.severity for each in found]
+    assert all((finding.remedy is None) == (finding.severity is Severity.OK) for finding in found)
+    return [finding.severity for finding in found]
 
 
 def test_the_worst_of_all() -> None:

@@ -173,8 +173,8 @@ def test_a_cell_breaks_no_row() -> None:
 
 
 def test_each_row_names_code_that_is_there() -> None:
-    for each in (*PROBES, doctor._UPGRADE):
-        for path in each.relied_on_by.split(", "):
+    for probe in (*PROBES, doctor._UPGRADE):
+        for path in probe.relied_on_by.split(", "):
             assert list(ROOT.glob(path)), path
 
 
@@ -185,7 +185,7 @@ def test_the_page_and_its_json(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "end_in_order", lambda: None)
     page = CliRunner().invoke(doctor.doctor_command, ["--mac"])
     assert (page.exit_code, page.output.splitlines()[0]) == (0, "### Head")
-    assert [each[:8] for each in page.output.splitlines()[1:]] == ["| first ", "| last |"]
+    assert [text[:8] for text in page.output.splitlines()[1:]] == ["| first ", "| last |"]
     shown = CliRunner().invoke(doctor.doctor_command, ["--mac", "--json"])
     assert json.loads(shown.output)["probes"][1] == {
         "probe": "last",
@@ -228,7 +228,7 @@ class TestMemory:
     def test_each_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(mac_memory, "_TENTH", 1e-2)
         ends = list(mac_memory.look_at_return(LONG_S))
-        assert [each.text.partition(",")[0] for each in ends] == [
+        assert [end.text.partition(",")[0] for end in ends] == [
             "an orderly end",
             "SIGTERM",
             "SIGKILL",
@@ -266,9 +266,9 @@ def test_the_command() -> None:
     assert (done.returncode, done.stderr) == (0, "")
     head, _, table = done.stdout.partition("| --- | --- | --- | --- | --- |\n")
     assert head.startswith("### Bulkhead ")
-    cells = [each.split(" | ") for each in table.splitlines()]
-    assert {len(each) for each in cells} == {5}
-    names = [each[0].removeprefix("| ") for each in cells]
-    assert sorted(set(names)) == sorted(each.name for each in (*PROBES, doctor._UPGRADE))
+    cells = [text.split(" | ") for text in table.splitlines()]
+    assert {len(cell) for cell in cells} == {5}
+    names = [values[0].removeprefix("| ") for values in cells]
+    assert sorted(set(names)) == sorted(probe.name for probe in (*PROBES, doctor._UPGRADE))
     assert "failed:" not in table
     assert "8 of 8 streams had the same text" in table

@@ -12,4 +12,4 @@ def test_the_page_has_every_check_in_order() -> None:
     section = PAGE.read_text("utf-8").partition("\n## The checks of doctor\n")[2]
     described = re.findall(r"^\| `([^`]+)` \|", section.partition("\n### ")[0], re.MULTILINE)
     checks = (*CHECKS, THROUGHPUT)
-    assert described == [each.name for each in checks]
+    assert described == [check.name for check in checks]

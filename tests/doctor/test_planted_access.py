@@ -161,7 +161,7 @@ def test_keys_that_can_not_be_read(machine: Machine) -> None:
     state_dir.path.mkdir(0o700)
     state_dir.keys_path.write_text('{"keys": [{"name": "ann"}]}')
     state_dir.keys_path.chmod(0o600)
-    (found,) = [each for each in machine.findings() if each["check"] == "secrets"]
+    (found,) = [finding for finding in machine.findings() if finding["check"] == "secrets"]
     assert (found["severity"], "can't be read" in found["evidence"]) == ("error", True)
 
 
@@ -180,7 +180,9 @@ def test_a_model_that_the_gateway_alone_cannot_load(
     state_dir.acquire()
     try:
         (found,) = [
-            each for each in machine.findings("--model", "demo") if each["check"] != "in force"
+            finding
+            for finding in machine.findings("--model", "demo")
+            if finding["check"] != "in force"
         ]
     finally:
         state_dir.release()

@@ -44,7 +44,7 @@ def gateway(own_gateway: Gateway) -> Gateway:
 
 
 def _is_plain(text: str) -> bool:
-    return all(each == "\n" or unicodedata.category(each) not in ("Cc", "Cs") for each in text)
+    return all(item == "\n" or unicodedata.category(item) not in ("Cc", "Cs") for item in text)
 
 
 @contextmanager
@@ -66,7 +66,7 @@ class TestHealthy:
         done = machine.run("--model", "demo")
         assert (done.returncode, done.stderr) == (0, "")
         *findings, summary = done.stdout.splitlines()
-        assert all(each.startswith("ok      ") for each in findings)
+        assert all(finding.startswith("ok      ") for finding in findings)
         assert summary == f"All is well: {len(findings)} findings. No gateway runs."
         assert _is_plain(done.stdout)
         assert not machine.state_dir.exists()
@@ -76,7 +76,9 @@ class TestHealthy:
         machine.state_dir, machine.port = gateway.state_dir, int(gateway.url.rpartition(":")[2])
         done = machine.run("--json", "--model", "demo")
         assert done.returncode == 0, done.stdout
-        found = {each["check"]: each["evidence"] for each in json.loads(done.stdout)["findings"]}
+        found = {
+            finding["check"]: finding["evidence"] for finding in json.loads(done.stdout)["findings"]
+        }
         assert gateway.url in found["gateway"]
         assert f"pid {gateway.pid}" in found["gateway"]
         assert found["version"] == f"{VERSION} is installed and runs."
@@ -144,7 +146,9 @@ class TestGateway:
         running = start_gateway()
         machine.state_dir, machine.port = running.state_dir, int(running.url.rpartition(":")[2])
         answer = json.loads(machine.run("--json").stdout)
-        (evidence,) = (each["evidence"] for each in answer["findings"] if each["check"] == "model")
+        (evidence,) = (
+            finding["evidence"] for finding in answer["findings"] if finding["check"] == "model"
+        )
         assert evidence == "None is configured here. The running gateway serves demo (unloaded)."
 
     @pytest.mark.slow
@@ -193,7 +197,7 @@ class TestGateway:
     def test_an_address_that_this_machine_does_not_have(self, machine: Machine) -> None:
         machine.configure("[gateway]", 'host = "192.0.2.1"')
         KeyFile(machine.state_dir / "keys.json").add("phone", KeyTerms(), 1.0)
-        (found,) = (each for each in machine.findings() if each["check"] == "port")
+        (found,) = (finding for finding in machine.findings() if finding["check"] == "port")
         assert (found["severity"], "no address 192.0.2.1" in found["evidence"]) == ("error", True)
 
     def test_a_gateway_of_another_folder_at_the_port(
@@ -298,7 +302,7 @@ class TestMachine:
         machine.state_dir.mkdir()
         with _mounted(machine.state_dir, "ro"):
             findings = machine.findings()
-        assert {each["check"] for each in findings} == {"state folder"}
+        assert {finding["check"] for finding in findings} == {"state folder"}
         assert "Read-only file system" in findings[0]["evidence"]
 
     def test_a_full_disk(self, machine: Machine) -> None:
@@ -417,7 +421,7 @@ class TestModel:
         self, name: str, damaged: tuple[Path, list[dict[str, Any]]]
     ) -> None:
         home, findings = damaged
-        (found,) = [each for each in findings if each["subject"] == name]
+        (found,) = [finding for finding in findings if finding["subject"] == name]
         assert (found["check"], found["severity"]) == ("model", "error")
         # What is there is known by where it really is.
         evidence = DAMAGES[name][1].format(model=home.resolve() / name, given=home / name)
@@ -425,7 +429,7 @@ class TestModel:
         assert found["remedy"]
 
     def test_good_ones_are_left_alone(self, damaged: tuple[Path, list[dict[str, Any]]]) -> None:
-        assert {each["subject"] for each in damaged[1]} == set(DAMAGES)
+        assert {entry["subject"] for entry in damaged[1]} == set(DAMAGES)
 
     @pytest.mark.slow
     @pytest.mark.parametrize(
@@ -441,7 +445,7 @@ class TestModel:
         found = machine.fault("--model", f"{DEMO_FOLDER}=tiny", "--memory-budget", budget)
         check, severity, evidence = found
         assert (check, severity) == ("model", expected)
-        assert all(each in evidence for each in parts)
+        assert all(part in evidence for part in parts)
 
 
 @pytest.mark.slow
@@ -451,9 +455,9 @@ def test_the_speed_of_the_gateway_and_of_the_shell(gateway: Gateway, machine: Ma
     eventually(lambda: gateway.model()["active_requests"] == 0)
     done = machine.run("--json", "--throughput")
     made, read = [
-        each["evidence"]
-        for each in json.loads(done.stdout)["findings"]
-        if each["check"] == "throughput"
+        finding["evidence"]
+        for finding in json.loads(done.stdout)["findings"]
+        if finding["check"] == "throughput"
     ]
     assert "demo makes" in made
     assert "tokens/s in the gateway (started by hand) and" in made

@@ -38,7 +38,7 @@ def test_a_terminal_gets_lines_that_fit(arguments: list[str]) -> None:
     assert "\x9b" not in shown
     # Without colours, and without the line that is drawn anew while something is looked at.
     lines = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", shown).replace("\r\n", "\n").split("\n")
-    assert max(len(each.rpartition("\r")[2]) for each in lines) <= 80
+    assert max(len(line.rpartition("\r")[2]) for line in lines) <= 80
     assert "another program" in " ".join(" ".join(lines).split())
 
 
@@ -48,8 +48,8 @@ def test_a_pipe_gets_a_line_for_each(arguments: list[str]) -> None:
     assert "\x1b" not in done.stdout
     assert "\x9b" not in done.stdout
     *lines, summary = done.stdout.splitlines()
-    assert all(re.match(r"(ok|warning|error) +\w|        -> ", each) for each in lines)
-    assert sum(each.startswith("        -> ") for each in lines) == 2
+    assert all(re.match(r"(ok|warning|error) +\w|        -> ", line) for line in lines)
+    assert sum(text.startswith("        -> ") for text in lines) == 2
     assert re.fullmatch(r"2 errors, 0 warnings, \d+ ok\. No gateway runs\.", summary)
 
 
@@ -61,8 +61,8 @@ def test_json_on_a_terminal_is_json(arguments: list[str]) -> None:
     assert "\x9b" not in shown
     answer = json.loads(shown)
     assert answer["worst"] == "error"
-    bad = [each for each in answer["findings"] if each["severity"] != "ok"]
-    assert [each["check"] for each in bad] == ["port", "model"]
+    bad = [finding for finding in answer["findings"] if finding["severity"] != "ok"]
+    assert [item["check"] for item in bad] == ["port", "model"]
     assert bad[1]["subject"] == "m"
     assert STEERING in bad[1]["evidence"]
 

@@ -94,14 +94,14 @@ def test_servers_that_are_no_good(tmp_path: Path) -> None:
     }
 
     async def run() -> dict[str | None, Finding]:
-        handlers = {name: saying(each) for name, each in answers.items()}
+        handlers = {name: saying(answer) for name, answer in answers.items()}
         async with stand_ins(handlers) as (table, _):
             gone = f'[upstreams.gone]\nurl = "http://127.0.0.1:{free_port()}/v1"\n'
             found = await asyncio.to_thread(look, table + gone, tmp_path)
-        return {each.subject: each for each in found}
+        return {finding.subject: finding for finding in found}
 
     found = asyncio.run(run())
-    evidence = {name: each.evidence for name, each in found.items()}
+    evidence = {name: finding.evidence for name, finding in found.items()}
     assert "did not list its models within 5 s" in evidence["half"]
     assert "answered with no list of models" in evidence["web"]
     assert "redirects to 'https://b/v1/models'" in evidence["moved"]
@@ -117,7 +117,7 @@ def test_upstream_that_is_the_gateway_itself_is_an_error(tmp_path: Path) -> None
     try:
         here = gateway.url.replace("127.0.0.1", "localhost")
         found = look(f'[upstreams.me]\nurl = "{here}"\n', tmp_path, gateway.state_dir)
-        assert [each.severity for each in found] == [Severity.ERROR]
+        assert [finding.severity for finding in found] == [Severity.ERROR]
         assert "this gateway itself, under another address" in found[0].evidence
         assert "Take this table out" in str(found[0].remedy)
     finally:

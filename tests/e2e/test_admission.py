@@ -81,7 +81,7 @@ def test_the_least_recently_used_goes_first(
     )
     for name in ("a", "b", "a", "c", "d"):
         assert _ask(running, name).status_code == 200
-    assert [each["model"] for each in running.events("evict")] == ["b", "a"]
+    assert [event["model"] for event in running.events("evict")] == ["b", "a"]
     memory = running.status()["memory"]
     # What they took by then goes before what was estimated.
     assert memory["granted_bytes"] == pytest.approx(2 * needed, rel=0.15)
@@ -204,11 +204,11 @@ def test_two_that_do_not_fit_together_are_never_loaded_together(
     def one_waits() -> bool:
         status = running.status()
         models = status["models"]
-        assert sum(each["worker"] is not None for each in models) <= 1
+        assert sum(model["worker"] is not None for model in models) <= 1
         assert status["memory"]["granted_bytes"] <= status["memory"]["budget_bytes"]
-        alive = [each["worker"] is not None for each in models]
+        alive = [model["worker"] is not None for model in models]
         waiting = [
-            each["state"] == "waiting" and "needs" in (each["reason"] or "") for each in models
+            model["state"] == "waiting" and "needs" in (model["reason"] or "") for model in models
         ]
         return any(alive) and any(waiting)
 
@@ -218,7 +218,7 @@ def test_two_that_do_not_fit_together_are_never_loaded_together(
         eventually(one_waits, START_S)
         for name in ("a", "b"):
             running.order("unload", name, force=True).raise_for_status()
-        eventually(lambda: all(each["worker"] is None for each in running.status()["models"]))
+        eventually(lambda: all(model["worker"] is None for model in running.status()["models"]))
     assert running.status()["memory"]["granted_bytes"] == 0
 
 
@@ -252,7 +252,7 @@ def test_a_prompt_that_can_never_fit_into_the_grant(
     tokens = estimated["granted_context_tokens"]
     assert f"a shorter context of {tokens:,} tokens" in bulkhead("estimate", "m", *where).stdout
     found = json.loads(bulkhead("doctor", "--json", *where).stdout)["findings"]
-    (judged,) = [each["evidence"] for each in found if each["check"] == "model"]
+    (judged,) = [item["evidence"] for item in found if item["check"] == "model"]
     assert judged.endswith(f"it would get {tokens:,}.")
 
     assert running.model("m")["context_tokens"] is None
@@ -347,7 +347,7 @@ def test_status_shows_loans_and_waiting_requests(
         assert model["wanted_bytes"] > model["floor_bytes"] + model["lent_bytes"]
         for key in ("floor_bytes", "lent_bytes", "wanted_bytes"):
             assert isinstance(listed[key], int)
-        assert all(each.result().status_code == 200 for each in asked)
+        assert all(future.result().status_code == 200 for future in asked)
     eventually(lambda: running.model("a")["reason"] is None)
 
 

@@ -31,10 +31,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[Gateway]:
     models = tmp_path_factory.mktemp("models")
-    made = {each: scripted_model(models / each, each, script(folder)) for each in TEMPLATES}
+    made = {
+        template: scripted_model(models / template, template, script(folder))
+        for template in TEMPLATES
+    }
     made |= {
-        f"{each}-edits": scripted_model(models / f"{each}-edits", each, edits(folder))
-        for each in TEMPLATES
+        f"{name}-edits": scripted_model(models / f"{name}-edits", name, edits(folder))
+        for name in TEMPLATES
     }
     running = Gateway(models=(), config=configuration(made))
     yield running
@@ -48,8 +51,8 @@ def test_agent(gateway: Gateway, folder: Path, tmp_path: Path, agent: str, templ
     assert DONE in said
     (copy,) = folder.glob("*-hold.txt")
     assert copy.read_text().strip() == CARGO
-    for each in folder.iterdir():
-        each.unlink()
+    for path in folder.iterdir():
+        path.unlink()
 
 
 @pytest.mark.parametrize("template", TEMPLATES)

@@ -39,7 +39,10 @@ class Answer(NamedTuple):
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     models = tmp_path_factory.mktemp("models")
-    made = {each: scripted_model(models / each, each, script(HOLD)) for each in TEMPLATES}
+    made = {
+        template: scripted_model(models / template, template, script(HOLD))
+        for template in TEMPLATES
+    }
     running = Gateway(models=(), config=configuration(made))
     yield running
     assert running.stop() == 0, running.log
@@ -85,40 +88,40 @@ def _answer(text: str) -> Answer:
 
 
 def _of_chat(chunks: list[dict[str, Any]]) -> Answer:
-    deltas = [choice["delta"] for each in chunks for choice in each["choices"]]
-    called = [call["function"] for each in deltas for call in each.get("tool_calls", ())]
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+    called = [call["function"] for delta in deltas for call in delta.get("tool_calls", ())]
     usage = chunks[-1]["usage"]
     return Answer(
-        "".join(each.get("content") or "" for each in deltas),
-        "".join(each.get("name", "") for each in called),
-        "".join(each["arguments"] for each in called),
+        "".join(delta.get("content") or "" for delta in deltas),
+        "".join(item.get("name", "") for item in called),
+        "".join(item["arguments"] for item in called),
         usage["prompt_tokens"],
         usage["prompt_tokens_details"]["cached_tokens"],
     )
 
 
 def _of_messages(events: list[dict[str, Any]]) -> Answer:
-    blocks = [each["content_block"] for each in events if each["type"] == "content_block_start"]
-    deltas = [each["delta"] for each in events if each["type"] == "content_block_delta"]
-    (usage,) = (each["usage"] for each in events if each["type"] == "message_delta")
+    blocks = [event["content_block"] for event in events if event["type"] == "content_block_start"]
+    deltas = [entry["delta"] for entry in events if entry["type"] == "content_block_delta"]
+    (usage,) = (event["usage"] for event in events if event["type"] == "message_delta")
     cached = usage["cache_read_input_tokens"]
     return Answer(
-        "".join(each.get("text", "") for each in deltas),
-        "".join(each.get("name", "") for each in blocks),
-        "".join(each.get("partial_json", "") for each in deltas),
+        "".join(delta.get("text", "") for delta in deltas),
+        "".join(block.get("name", "") for block in blocks),
+        "".join(delta.get("partial_json", "") for delta in deltas),
         usage["input_tokens"] + cached,
         cached,
     )
 
 
 def _of_response(events: list[dict[str, Any]]) -> Answer:
-    (response,) = (each["response"] for each in events if each["type"] == "response.completed")
+    (response,) = (event["response"] for event in events if event["type"] == "response.completed")
     items, usage = response["output"], response["usage"]
-    messages = [each for each in items if each["type"] == "message"]
+    messages = [item for item in items if item["type"] == "message"]
     return Answer(
-        "".join(part["text"] for each in messages for part in each["content"]),
-        "".join(each.get("name", "") for each in items),
-        "".join(each.get("arguments", each.get("input", "")) for each in items),
+        "".join(part["text"] for message in messages for part in message["content"]),
+        "".join(item.get("name", "") for item in items),
+        "".join(item.get("arguments", item.get("input", "")) for item in items),
         usage["input_tokens"],
         usage["input_tokens_details"]["cached_tokens"],
     )

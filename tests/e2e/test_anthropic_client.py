@@ -53,7 +53,7 @@ def test_streamed_and_whole_are_the_same(client: anthropic.Anthropic) -> None:
     with client.messages.stream(**ASKED, extra_body=GREEDY) as stream:
         events = [event.type for event in stream]
         streamed = stream.get_final_message()
-    assert [each.text for each in streamed.content] == [block.text]
+    assert [item.text for item in streamed.content] == [block.text]
     assert streamed.stop_reason == "end_turn"
     assert streamed.usage.output_tokens == whole.usage.output_tokens
     assert [events[0], events[-1]] == ["message_start", "message_stop"]
@@ -81,7 +81,7 @@ def test_limits_and_stop_sequences(client: anthropic.Anthropic) -> None:
     with client.messages.stream(**asked) as stream:
         streamed = stream.get_final_message()
     assert (streamed.stop_reason, streamed.stop_sequence) == ("stop_sequence", "what happens")
-    assert [each.text for each in streamed.content] == [each.text for each in stopped.content]
+    assert [item.text for item in streamed.content] == [item.text for item in stopped.content]
 
 
 def test_more_than_the_context_may_be_asked_for(client: anthropic.Anthropic) -> None:
@@ -163,7 +163,7 @@ def test_a_session_finds_what_another_computed(client: anthropic.Anthropic) -> N
 
     def ask(version: str, text: str) -> anthropic.types.Usage:
         bill = f"x-anthropic-billing-header: cc_version={version}; cc_entrypoint=cli;"
-        system: Any = [{"type": "text", "text": each} for each in (bill, "Be exact. " * 100)]
+        system: Any = [{"type": "text", "text": text} for text in (bill, "Be exact. " * 100)]
         messages: Any = [{"role": "user", "content": text}]
         return client.messages.create(
             model="demo", max_tokens=2, system=system, messages=messages
@@ -190,9 +190,9 @@ def test_tools_that_are_too_long_are_to_blame(gateway: Gateway) -> None:
 
 def test_lists_models(client: anthropic.Anthropic) -> None:
     page = client.models.list()
-    assert [(each.id, each.type, each.display_name) for each in page.data] == [
-        ("demo", "model", "demo")
-    ]
+    assert [
+        (model_info.id, model_info.type, model_info.display_name) for model_info in page.data
+    ] == [("demo", "model", "demo")]
     assert page.has_more is False
     assert client.models.retrieve("demo").created_at.year > 2000
 
@@ -231,7 +231,7 @@ def test_as_a_coding_agent_asks(client: anthropic.Anthropic) -> None:
         first = stream.get_final_message()
     assert kinds[0] == "message_start"
     messages += [
-        {"role": "assistant", "content": [each.to_dict() for each in first.content]},
+        {"role": "assistant", "content": [item.to_dict() for item in first.content]},
         {"role": "user", "content": [{"type": "text", "text": "And now?", **cached}]},
     ]
     with client.messages.stream(**asked, messages=messages) as stream:
@@ -355,7 +355,7 @@ def test_a_deferred_tool_is_told_where_a_result_refers_to_it(client: anthropic.A
         [later, other, search], referred, tool_choice={"type": "tool", "name": TOOL["name"]}
     )
     assert found.usage.cache_read_input_tokens > before.input_tokens - 2 * 64
-    (called,) = [each for each in found.content if each.type == "tool_use"]
+    (called,) = [block for block in found.content if block.type == "tool_use"]
     assert called.name == "get_weather"
     told = client.messages.count_tokens(model="demo", messages=referred, tools=[later, search])
     untold = client.messages.count_tokens(model="demo", messages=referred, tools=[search])
@@ -385,4 +385,4 @@ def test_a_worker_that_dies_in_mid_answer(client: anthropic.Anthropic, gateway: 
                 os.kill(gateway.worker_pid(), signal.SIGKILL)
         final = stream.get_final_message()
     assert killed
-    assert [each.to_dict() for each in final.content] == [each.to_dict() for each in whole.content]
+    assert [item.to_dict() for item in final.content] == [item.to_dict() for item in whole.content]

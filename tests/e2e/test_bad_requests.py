@@ -26,7 +26,7 @@ BAD_COMPLETIONS: dict[str, tuple[dict[str, Any], str]] = {
     "too large a bias": ({"logit_bias": {"5": 100.5}}, "logit_bias"),
     "a bias for a word": ({"logit_bias": {"five": 1}}, "logit_bias"),
     "a bias for no token": ({"logit_bias": {"-1": 1}}, "logit_bias"),
-    "too many biases": ({"logit_bias": {str(each): 1 for each in range(1025)}}, "logit_bias"),
+    "too many biases": ({"logit_bias": {str(index): 1 for index in range(1025)}}, "logit_bias"),
     "a bias for a token that isn't there": ({"logit_bias": {"99999": 1}}, "logit_bias"),
     "too large a penalty": ({"frequency_penalty": 2.1}, "frequency_penalty"),
     "too small a penalty": ({"presence_penalty": -2.1}, "presence_penalty"),
@@ -120,7 +120,7 @@ def test_numbers_that_no_machine_word_holds(path: str, gateway: Gateway) -> None
     content = document["paths"][f"/v1/{path}"]["post"]["requestBody"]["content"]
     name = content["application/json"]["schema"]["$ref"].rpartition("/")[2]
     fields = document["components"]["schemas"][name]["properties"]
-    numbers = [each for each, schema in fields.items() if '"integer"' in json.dumps(schema)]
+    numbers = [item for item, schema in fields.items() if '"integer"' in json.dumps(schema)]
     assert len(numbers) >= 2
     for field in numbers:
         for number in (1 << 64, -(1 << 63) - 1):

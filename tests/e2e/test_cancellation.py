@@ -45,7 +45,7 @@ def test_at_most_two_steps_after_the_client_has_left(
     eventually(lambda: running.model()["active_requests"] == 0)
     eventually(lambda: running.model()["worker"]["last_step_age_s"] > 2.5 * STEP_S)
     began = [float(line) for line in steps.read_text().split()]
-    assert sum(1 for each in began if each > left_at) <= 2
+    assert sum(1 for number in began if number > left_at) <= 2
 
 
 STALL_S = 10.0

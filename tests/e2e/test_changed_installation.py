@@ -61,7 +61,7 @@ def test_a_worker_of_another_version_is_no_worker(gateway: Gateway, upgraded: Pa
     refused = gateway.chat("What is Bulkhead?", "b")
     assert refused.status_code == 503
     assert refused.headers["x-should-retry"] == "false"
-    assert [each["model"] for each in gateway.events("start")] == ["b"]
+    assert [event["model"] for event in gateway.events("start")] == ["b"]
     assert len(_spares(gateway, "foreign")) == 1
     assert not gateway.events("breaker")
     # The one that runs is as it was.
@@ -77,4 +77,4 @@ def test_it_can_be_loaded_once_the_files_are_as_before(
 
 
 def _spares(gateway: Gateway, change: str) -> list[object]:
-    return [each for each in gateway.events("spare") if each["change"] == change]
+    return [event for event in gateway.events("spare") if event["change"] == change]

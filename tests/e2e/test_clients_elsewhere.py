@@ -55,8 +55,8 @@ def test_jdk(gateway: Gateway) -> None:
     assert found["version"] == "HTTP_1_1"
     assert text.startswith("You can ask me")
     assert found["again"]["choices"][0]["message"]["content"] == text
-    deltas = [each["choices"][0]["delta"] for each in found["streamed"]]
-    assert "".join(each.get("content") or "" for each in deltas) == text
+    deltas = [item["choices"][0]["delta"] for item in found["streamed"]]
+    assert "".join(delta.get("content") or "" for delta in deltas) == text
     assert len(found["vectors"]["data"]) == 2
     assert (found["status"], found["error"]["error"]["code"]) == (404, "model_not_found")
 
@@ -65,7 +65,7 @@ def test_jdk(gateway: Gateway) -> None:
 @needs_litellm
 def test_litellm(gateway: Gateway) -> None:
     found = run(LITELLM, CLIENTS / "litellm_client.py", gateway.url)
-    texts = {found[each]["whole"] for each in PROVIDERS}
+    texts = {found[name]["whole"] for name in PROVIDERS}
     assert len(texts) == 1, texts
     for provider in PROVIDERS:
         answer = found[provider]

@@ -40,14 +40,16 @@ def test_a_whole_answer(gateway: Gateway, whole: str) -> None:
 def test_a_streamed_answer(gateway: Gateway, whole: str) -> None:
     pieces = list(_chat(gateway, stream_usage=True).stream(QUESTION))
     assert len(pieces) > 1
-    assert "".join(str(each.content) for each in pieces) == whole
-    counted = [each.usage_metadata for each in pieces if each.usage_metadata]
-    assert sum(each["output_tokens"] for each in counted) > 1
+    assert "".join(str(piece.content) for piece in pieces) == whole
+    counted = [chunk.usage_metadata for chunk in pieces if chunk.usage_metadata]
+    assert sum(item["output_tokens"] for item in counted) > 1
 
 
 async def test_an_asynchronous_answer(gateway: Gateway, whole: str) -> None:
     assert (await _chat(gateway).ainvoke(QUESTION)).content == whole
-    assert "".join([str(each.content) async for each in _chat(gateway).astream(QUESTION)]) == whole
+    assert (
+        "".join([str(chunk.content) async for chunk in _chat(gateway).astream(QUESTION)]) == whole
+    )
 
 
 def test_a_conversation(gateway: Gateway) -> None:

@@ -44,8 +44,8 @@ CONVERSATION = [
     {"role": "user", "content": "What is Bulkhead?"},
 ]
 IN_PARTS = [
-    {"role": each["role"], "content": [{"type": "text", "text": each["content"]}]}
-    for each in CONVERSATION
+    {"role": entry["role"], "content": [{"type": "text", "text": entry["content"]}]}
+    for entry in CONVERSATION
 ]
 
 
@@ -100,8 +100,8 @@ def test_a_seeded_completion_repeats(gateway: Gateway) -> None:
 
 def test_content_in_parts_is_content(gateway: Gateway) -> None:
     plain, parts = (
-        _post(gateway, "chat/completions", messages=each, temperature=0).json()
-        for each in (CONVERSATION, IN_PARTS)
+        _post(gateway, "chat/completions", messages=values, temperature=0).json()
+        for values in (CONVERSATION, IN_PARTS)
     )
     assert plain["choices"] == parts["choices"]
     assert of_text(plain["usage"]) == of_text(parts["usage"])
@@ -131,8 +131,8 @@ def test_questions_that_begin_alike(gateway: Gateway) -> None:
 def test_the_list_of_models(gateway: Gateway) -> None:
     body = gateway.client.get("/v1/models").raise_for_status().json()
     assert body["object"] == "list"
-    assert [(each["id"], each["object"]) for each in body["data"]] == [("demo", "model")]
-    assert all(isinstance(each["created"], int) for each in body["data"])
+    assert [(item["id"], item["object"]) for item in body["data"]] == [("demo", "model")]
+    assert all(isinstance(item["created"], int) for item in body["data"])
 
 
 @pytest.mark.parametrize(

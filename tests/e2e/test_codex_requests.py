@@ -131,9 +131,9 @@ HISTORY: list[dict[str, Any]] = [
 def _events(gateway: Gateway, body: dict[str, Any]) -> list[Any]:
     with gateway.client.stream("POST", "/v1/responses", json={**body, "stream": True}) as answer:
         assert answer.status_code == 200, answer.read()
-        lines = [each.removeprefix("data: ") for each in answer.iter_lines() if each[:5] == "data:"]
+        lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line[:5] == "data:"]
     assert lines.pop() == "[DONE]"
-    return [EVENT.validate_python(json.loads(each), strict=True) for each in lines]
+    return [EVENT.validate_python(json.loads(text), strict=True) for text in lines]
 
 
 def _whole(gateway: Gateway, body: dict[str, Any]) -> Response:
@@ -145,7 +145,7 @@ def _whole(gateway: Gateway, body: dict[str, Any]) -> Response:
 @pytest.mark.slow
 def test_its_first_request(gateway: Gateway) -> None:
     whole = _whole(gateway, BODY)
-    assert [each.type for each in whole.tools] == [
+    assert [tool.type for tool in whole.tools] == [
         "function",
         "namespace",
         "custom",
@@ -167,12 +167,12 @@ def test_a_conversation_with_everything_goes_on(gateway: Gateway) -> None:
     items = gateway.client.get(f"/v1/responses/{after.id}/input_items?limit=100&order=asc")
     assert items.status_code == 404, "Codex stores nothing"
     kinds = [
-        each["type"]
-        for each in gateway.client.get(
+        item["type"]
+        for item in gateway.client.get(
             f"/v1/responses/{stored.id}/input_items?limit=100&order=asc"
         ).json()["data"]
     ]
-    assert kinds == [each["type"] for each in HISTORY]
+    assert kinds == [entry["type"] for entry in HISTORY]
 
 
 @pytest.mark.slow
@@ -190,7 +190,7 @@ def test_calls_are_told_back(
 ) -> None:
     body = {**BODY, "tool_choice": choice, "parallel_tool_calls": False}
     if choice == "required":
-        body["tools"] = [each for each in TOOLS if f"{each['type']}_call" == kind]
+        body["tools"] = [tool for tool in TOOLS if f"{tool['type']}_call" == kind]
     (call,) = _whole(gateway, body).output
     assert (call.type, getattr(call, "name", None)) == (kind, name)
     assert getattr(call, "namespace", None) == namespace
@@ -199,7 +199,7 @@ def test_calls_are_told_back(
     alike = {"id", "call_id"}
     assert streamed.model_dump(exclude=alike) == call.model_dump(exclude=alike)
     if kind == "custom_tool_call":
-        deltas = [each.delta for each in events if each.type.endswith("tool_call_input.delta")]
+        deltas = [event.delta for event in events if event.type.endswith("tool_call_input.delta")]
         assert "".join(deltas) == call.input
         assert call.input
     if kind == "tool_search_call":
@@ -231,8 +231,8 @@ def test_a_conversation_is_summed_up(gateway: Gateway) -> None:
     assert answer.status_code == 200, answer.text
     compacted = answer.json()
     decode(CompactedResponse, {**compacted, "output": compacted["output"][3:]}, OPTIONAL)
-    assert [each["type"] for each in compacted["output"]] == [*["message"] * 3, "compaction"]
-    assert [each["role"] for each in compacted["output"][:3]] == ["developer", "user", "user"]
+    assert [element["type"] for element in compacted["output"]] == [*["message"] * 3, "compaction"]
+    assert [element["role"] for element in compacted["output"][:3]] == ["developer", "user", "user"]
     assert compacted["usage"]["input_tokens"] > 400
     # What comes back is the next input, as it is.
     again = {"role": "user", "content": "Go on"}
@@ -241,7 +241,7 @@ def test_a_conversation_is_summed_up(gateway: Gateway) -> None:
     # The other way to ask for it, as an item.
     body = {**asked, "input": [*items, {"type": "compaction_trigger"}]}
     events = _events(gateway, body)
-    assert [each.type.removeprefix("response.") for each in events] == [
+    assert [event.type.removeprefix("response.") for event in events] == [
         "created",
         "in_progress",
         "output_item.added",

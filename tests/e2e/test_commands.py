@@ -56,7 +56,7 @@ def test_chats_pass_as_they_are(gateway: Gateway) -> None:
         assert whole.choices[0].message.content == "there", "the model's name at the server"
         assert whole.usage.total_tokens == 5
         stream = client.chat.completions.create(model="plain", messages=[message], stream=True)
-        texts = [each.choices[0].delta.content or "" for each in stream if each.choices]
+        texts = [item.choices[0].delta.content or "" for item in stream if item.choices]
         assert "".join(texts) == "0 1 2 3 4 "
     listed = gateway.client.get("/v1/models/plain").json()
     assert listed["abilities"] is None, "its server doesn't tell"
@@ -68,7 +68,7 @@ def test_sound_goes_there_and_back(gateway: Gateway) -> None:
         heard = client.audio.transcriptions.create(model="plain", file=sound)
         assert heard.text == "transcriptions heard"
         events = list(client.audio.transcriptions.create(model="plain", file=sound, stream=True))
-        assert [each.delta for each in events[:-1]] == ["he", "ard"]
+        assert [event.delta for event in events[:-1]] == ["he", "ard"]
         assert events[-1].type == "transcript.text.done"
         english = client.audio.translations.create(model="plain", file=sound)
         assert english.text == "translations heard"
@@ -92,11 +92,11 @@ def test_pictures_are_made_and_changed(gateway: Gateway) -> None:
         whole = client.images.generate(**asked).data[0].b64_json
         assert len(base64.b64decode(whole)) == 210_000
         events = list(client.images.generate(**asked, stream=True, partial_images=1))
-        assert [each.type for each in events] == [
+        assert [event.type for event in events] == [
             "image_generation.partial_image",
             "image_generation.completed",
         ]
-        assert all(each.b64_json == whole for each in events)
+        assert all(event.b64_json == whole for event in events)
         picture = ("a.png", base64.b64decode(whole))
         assert client.images.edit(**asked, image=picture).data[0].b64_json == whole
         events = list(client.images.edit(**asked, image=[picture, picture], stream=True))
@@ -131,7 +131,7 @@ def test_a_server_is_asked_on_its_own_paths_and_no_others(gateway: Gateway) -> N
     assert answer.headers["content-security-policy"] == "sandbox"
     got = answer.json()
     assert got["path"] == "/own/a%20b?c=d"
-    names = {each.lower() for each in got["headers"]}
+    names = {header.lower() for header in got["headers"]}
     assert "accept-language" in names
     assert not names & {"cookie", "x-original-url"}
     assert got["headers"]["x-request-id"] == answer.headers["x-request-id"]
@@ -198,7 +198,7 @@ def test_a_command_gets_no_secret_and_its_own_variables(gateway: Gateway) -> Non
     assert environment["OWN"].startswith("at ")
     got = gateway.client.get("/servers/one/own").json()
     assert got["headers"]["authorization"] == f"Bearer {environment['KEY']}"
-    assert not [name for name, each in environment.items() if "secret-" in each]
+    assert not [name for name, text in environment.items() if "secret-" in text]
     assert "HF_HUB_OFFLINE" not in environment or "HF_HUB_OFFLINE" in os.environ
 
 
@@ -261,7 +261,7 @@ def test_the_death_of_a_server_is_said_and_another_one_starts(gateway: Gateway) 
     assert "The server of 'plain'" in refused.json()["error"]["message"]
     eventually(
         lambda: any(
-            each["model"] == "plain" and each["code"] == 3 for each in gateway.events("exit")
+            event["model"] == "plain" and event["code"] == 3 for event in gateway.events("exit")
         )
     )
     # As clients do, which send a request again after a 502.
@@ -293,7 +293,7 @@ def test_a_gateway_that_is_killed_leaves_nothing() -> None:
         gateway.load("plain")
         gateway.load("daemon")
         left = [*guarded(gateway, "plain"), *guarded(gateway, "daemon")]
-        left += [psutil.Process(gateway.worker_pid(each)) for each in ("plain", "daemon")]
+        left += [psutil.Process(gateway.worker_pid(text)) for text in ("plain", "daemon")]
         gateway.process.kill()
         eventually(lambda: all_gone(left))
 
@@ -341,7 +341,11 @@ def test_program_with_hidden_environment_and_no_parent_ends_too(end: str) -> Non
         gateway.load("hidden")
 
         def sleeping() -> list[str]:
-            return [each.name() for each in guarded(gateway, "hidden") if each.name() == "sleep"]
+            return [
+                process.name()
+                for process in guarded(gateway, "hidden")
+                if process.name() == "sleep"
+            ]
 
         # Nobody waits until a shell's processes in the background are programs of their own.
         eventually(lambda: len(sleeping()) == 2)
@@ -398,7 +402,7 @@ def test_pinned_preloaded_and_grouped_commands_are_as_workers_are() -> None:
         assert refused.status_code == 507
         assert "kept" in refused.text, "with the model that stays"
         assert gateway.say("hi", "half") == "half"
-        states = {each["id"]: each["state"] for each in gateway.status()["models"]}
+        states = {model["id"]: model["state"] for model in gateway.status()["models"]}
         assert states["kept"] == states["half"] == "ready"
         assert states["pair"] != "ready"
         before = gateway.worker_pid("kept")
@@ -424,9 +428,9 @@ def test_a_port_that_is_taken_is_no_place(gateway: Gateway) -> None:
     ports = set()
     for model in ("plain", "one"):
         (port,) = [
-            each.laddr.port
-            for each in guarded(gateway, model)[0].net_connections()
-            if each.status == psutil.CONN_LISTEN
+            net_connection.laddr.port
+            for net_connection in guarded(gateway, model)[0].net_connections()
+            if net_connection.status == psutil.CONN_LISTEN
         ]
         ports.add(port)
     assert len(ports) == 2
@@ -485,7 +489,7 @@ def test_another_program_at_the_port_gets_nothing(gateway: Gateway, model: str) 
     eventually(lambda: gateway.model(model)["worker"] is not None)
     eventually(lambda: len(guarded(gateway, model)) > 0)
     command = guarded(gateway, model)[0].cmdline()
-    port = int(next(each for each in command if "--port=" in each).removeprefix("--port="))
+    port = int(next(text for text in command if "--port=" in text).removeprefix("--port="))
     with socket.create_server(("127.0.0.1", port)) as listening:
         listening.settimeout(START_S)
         if model == "aside":

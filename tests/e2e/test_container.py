@@ -59,17 +59,17 @@ def test_refusals_remedy_lets_a_container_in(tmp_path: Path) -> None:
 
 def test_the_page_has_what_the_refusal_wants() -> None:
     blocks = fences(ROOT / "docs" / "clients.md")
-    (compose,) = (yaml.safe_load(each.text) for each in blocks if each.kind == "yaml")
+    (compose,) = (yaml.safe_load(block.text) for block in blocks if block.kind == "yaml")
     (service,) = compose["services"].values()
     url = httpx.URL(service["environment"]["OPENAI_API_BASE_URL"])
     assert url.path == "/v1"
     assert service["extra_hosts"] == [f"{url.host}:host-gateway"]
     hosts = [
-        tomllib.loads(each.text).get("gateway", {}).get("allowed_hosts")
-        for each in blocks
-        if each.kind == "toml"
+        tomllib.loads(fence.text).get("gateway", {}).get("allowed_hosts")
+        for fence in blocks
+        if fence.kind == "toml"
     ]
-    assert [each for each in hosts if each] == [[url.host]] * 2
+    assert [host for host in hosts if host] == [[url.host]] * 2
     names = re.findall(r"\$\{(\w+)\}", service["environment"]["OPENAI_API_KEY"])
     made = f'=$(bulkhead key add open-webui) && (umask 077; echo "{names[0]}=$'
-    assert any(made in each.text for each in blocks)
+    assert any(made in block.text for block in blocks)

@@ -51,7 +51,7 @@ def test_it_follows_pins_and_budgets(start_gateway: Callable[..., Gateway], tmp_
     assert (told["model"], told["context_tokens"]) == ("long", tokens)
     where = ("--config", str(running.config_path), "--state-dir", str(running.state_dir))
     found = json.loads(bulkhead("doctor", "--json", *where).stdout)["findings"]
-    (judged,) = [each["evidence"] for each in found if each["subject"] == "long"]
+    (judged,) = [item["evidence"] for item in found if item["subject"] == "long"]
     estimated = json.loads(bulkhead("estimate", "long", "--json", *where).stdout)
     assert estimated["possible_bytes"] < 250_000_000
     assert judged.endswith(f"it would get {estimated['granted_context_tokens']:,}.")

@@ -15,10 +15,10 @@ def test_a_folder_with_much_beside_the_model_answers(tmp_path: Path) -> None:
     gateway = Gateway(models=("demo",), config=config)
     try:
         library = gateway.client.get("/admin/v1/library").raise_for_status().json()["models"]
-        said = {Path(each["source"]).name: each["problem"] for each in library}
+        said = {Path(item["source"]).name: item["problem"] for item in library}
         assert said["crowded"] is None
         assert "model-00002-of-00002.safetensors.part is unfinished" in said["half"]
-        answers = {gateway.say("What is a bulkhead?", each) for each in ("demo", "crowded")}
+        answers = {gateway.say("What is a bulkhead?", text) for text in ("demo", "crowded")}
         assert len(answers) == 1
         assert answers != {""}
     finally:

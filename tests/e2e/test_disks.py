@@ -90,7 +90,7 @@ def test_a_disk_that_comes_and_goes(gateway: Gateway, disk: Disk) -> None:
     refused = gateway.chat("Hello", "asked-for")
     assert (refused.status_code, absent in refused.text) == (503, True)
     assert int(refused.headers["retry-after"]) > 0
-    assert [each["id"] for each in gateway.status()["models"]] == ["kept", "asked-for", "denied"]
+    assert [model["id"] for model in gateway.status()["models"]] == ["kept", "asked-for", "denied"]
     eventually(lambda: absent in (gateway.model("asked-for")["reason"] or ""))
     (gone,) = eventually(lambda: gateway.events("disk"))
     assert (gone["path"], gone["mounted"]) == (str(disk.volume), False)
@@ -99,7 +99,7 @@ def test_a_disk_that_comes_and_goes(gateway: Gateway, disk: Disk) -> None:
 
     disk.mount()
     eventually(lambda: gateway.model("kept")["state"] == "ready", START_S)
-    assert "asked" in [each["id"] for each in gateway.status()["models"]], "found there"
+    assert "asked" in [model["id"] for model in gateway.status()["models"]], "found there"
     assert gateway.events("disk")[-1]["mounted"]
 
     disk.remove()
@@ -108,7 +108,9 @@ def test_a_disk_that_comes_and_goes(gateway: Gateway, disk: Disk) -> None:
     gateway.order("unload", "kept").raise_for_status()
     refused = gateway.chat("Hello", "kept")
     assert (refused.status_code, absent in refused.text) == (503, True)
-    assert "asked" in [each["id"] for each in gateway.status()["models"]], "its disk may come back"
+    assert "asked" in [model["id"] for model in gateway.status()["models"]], (
+        "its disk may come back"
+    )
 
     disk.mount()
     eventually(lambda: gateway.model("kept")["state"] == "ready", START_S)

@@ -31,7 +31,7 @@ ANSWER = "Bulkhead"
 
 
 def demo_files() -> dict[str, bytes]:
-    return {each.name: each.read_bytes() for each in DEMO.iterdir() if each.is_file()}
+    return {path.name: path.read_bytes() for path in DEMO.iterdir() if path.is_file()}
 
 
 @pytest.fixture
@@ -81,11 +81,11 @@ def chatted(*arguments: str, keys: str = "") -> str:
 def gateways() -> list[int]:
     """The processes of the gateways in this test's home."""
     found = []
-    for each in psutil.Process().children(recursive=True):
+    for child in psutil.Process().children(recursive=True):
         # A process that ends meanwhile is none.
         with suppress(psutil.NoSuchProcess):
-            if "serve" in each.cmdline() and each.environ().get("HOME") == os.environ["HOME"]:
-                found.append(each.pid)
+            if "serve" in child.cmdline() and child.environ().get("HOME") == os.environ["HOME"]:
+                found.append(child.pid)
     return found
 
 
@@ -100,8 +100,8 @@ def test_from_an_empty_home_to_a_chat_by_a_loose_name(home: Path, hub: Hub) -> N
     printed = chatted("tiny3", "4b")
     assert "No gateway ran: one serves at http://127.0.0.1:" in printed
     assert "It will fit" in printed
-    assert any(f"/{SMALL}/resolve" in each for each in hub.asked)
-    assert not any(OTHER in each for each in hub.asked)
+    assert any(f"/{SMALL}/resolve" in text for text in hub.asked)
+    assert not any(OTHER in text for text in hub.asked)
     assert gateways() == []
     # Now it is here, and nobody is asked.
     hub.searches.clear()
@@ -121,8 +121,8 @@ def test_several_are_asked_for_at_a_terminal_and_listed_elsewhere(home: Path, hu
     assert HUGE not in refused.stderr, "it never fits"
     assert "Name one of them" in refused.stderr
     chatted("tiny3", keys="2\r")
-    assert any(f"/{OTHER}/resolve" in each for each in hub.asked)
-    assert not any(f"/{SMALL}/resolve" in each for each in hub.asked)
+    assert any(f"/{OTHER}/resolve" in text for text in hub.asked)
+    assert not any(f"/{SMALL}/resolve" in text for text in hub.asked)
 
 
 def test_no_name_and_no_model(home: Path, hub: Hub) -> None:
@@ -132,7 +132,7 @@ def test_no_name_and_no_model(home: Path, hub: Hub) -> None:
     assert "Qwen3-4B-4bit" in refused.stderr
     assert "Qwen3-235B-A22B-4bit" not in refused.stderr, "it never fits into 4 GB"
     assert (hub.asked, gateways()) == ([], [])
-    kinds = [each["fits"] for each in listed("search")]
+    kinds = [entry["fits"] for entry in listed("search")]
     assert set(kinds) == {"now", "never"}
     assert hub.asked == []
 
@@ -161,7 +161,7 @@ def test_from_an_empty_home_to_an_agent(
     assert several.returncode == 2
     assert SMALL in several.stderr
     assert "Name one of them: bulkhead launch claude NAME" in several.stderr
-    assert not any("/resolve" in each for each in hub.asked)
+    assert not any("/resolve" in text for text in hub.asked)
     assert gateways() == []
     done = bulkhead("launch", "claude", "tiny3", "4b", "--context", "4096")
     assert done.returncode == 7, done.stderr
@@ -169,7 +169,7 @@ def test_from_an_empty_home_to_an_agent(
     assert f"{SMALL}, " in done.stderr
     assert "It will fit" in done.stderr
     assert "Tiny3-4B-4bit: 4,096 tokens of context take" in done.stderr
-    assert not any(OTHER in each for each in hub.asked)
+    assert not any(OTHER in text for text in hub.asked)
     assert gateways() == []
     # Now it is here, and nobody is asked.
     hub.searches.clear()
@@ -231,7 +231,9 @@ def test_without_a_hub_there_is_what_is_here(
     for line in (("search", "nobody"), ("run", "nobody")):
         done = bulkhead(*line)
         assert done.returncode == 1
-        error, rest = done.stderr.strip().split("\n\n", 1)
+        first, rest = done.stderr.strip().split("\n\n", 1)
+        # `run` first says that it has started a gateway.
+        error = first.splitlines()[-1]
         known, here = rest.rsplit("\n\n", 1)
         assert "Well-known models, by a list of" in known
         assert "mlx-community/Qwen3-4B-4bit" in known
@@ -246,8 +248,8 @@ def test_without_a_hub_there_is_what_is_here(
 @pytest.mark.slow
 def test_search_without_a_gateway(home: Path) -> None:
     found = listed("search", "tiny3")
-    assert [each["repository"] for each in found] == [SMALL, OTHER, HUGE]
-    assert [each["fits"] for each in found] == ["now", "now", "never"]
+    assert [entry["repository"] for entry in found] == [SMALL, OTHER, HUGE]
+    assert [entry["fits"] for entry in found] == ["now", "now", "never"]
     assert found[0]["weight_bytes"] == (DEMO / "model.safetensors").stat().st_size
     told = bulkhead("search", "tiny3").stdout.splitlines()
     assert told[0].split() == ["model", "size", "fits", "downloads", "changed", "notes"]
@@ -270,7 +272,7 @@ def gateway(hub: Hub, tmp_path: Path) -> Iterator[Gateway]:
 def test_the_gateway_searches_beside_its_requests(gateway: Gateway, hub: Hub) -> None:
     answer = gateway.client.get("/admin/v1/search", params={"q": "Tiny3 4B"}).json()
     assert (answer["query"], answer["dated"]) == ("tiny3 4b", None)
-    assert [each["repository"] for each in answer["results"]] == [SMALL]
+    assert [result["repository"] for result in answer["results"]] == [SMALL]
     assert 0 < answer["free_bytes"] <= answer["possible_bytes"]
     assert gateway.client.get("/admin/v1/search").json()["dated"] is not None
 

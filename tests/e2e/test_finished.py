@@ -35,13 +35,13 @@ def gateway(chats: ChatServer) -> Iterator[Gateway]:
 def _finished(gateway: Gateway, name: str) -> dict[str, Any]:
     """It is told once its client has the whole answer, or a moment later."""
 
-    def told() -> dict[str, Any] | None:
+    def finished() -> dict[str, Any] | None:
         answer = gateway.client.get("/admin/v1/requests/finished").raise_for_status()
         assert "xylophone" not in answer.text, "texts are never kept"
         found = answer.json()["requests"]
-        return next((each for each in found if each["id"] == name), None)
+        return next((item for item in found if item["id"] == name), None)
 
-    found: dict[str, Any] = eventually(told)
+    found: dict[str, Any] = eventually(finished)
     return found
 
 
@@ -51,7 +51,7 @@ def _kinds(finished: dict[str, Any]) -> list[str]:
     for before, after in pairwise(phases):
         assert before["end_s"] == after["begin_s"]
     assert phases[-1]["end_s"] == pytest.approx(finished["seconds"], abs=0.01)
-    return [each["kind"] for each in phases]
+    return [phase["kind"] for phase in phases]
 
 
 def _chat(gateway: Gateway, name: str, model: str = "demo", **fields: Any) -> int:
@@ -73,11 +73,11 @@ def test_an_answer_that_waited_for_its_model(gateway: Gateway) -> None:
     assert finished["queue_s"] < finished["first_token_s"]
     assert _chat(gateway, "second") == 200
     assert _kinds(_finished(gateway, "second")) == ["queue", "prefill", "tokens"]
-    told = gateway.client.get("/admin/v1/requests/finished?recent=1").json()
-    assert [each["id"] for each in told["requests"]] == ["second"]
-    assert told["count"] == before + 2, "only requests to models count"
+    listing = gateway.client.get("/admin/v1/requests/finished?recent=1").json()
+    assert [request["id"] for request in listing["requests"]] == ["second"]
+    assert listing["count"] == before + 2, "only requests to models count"
     live = gateway.client.get("/admin/v1/live?follow=0").text
-    assert f'"finished":{told["count"]}' in live
+    assert f'"finished":{listing["count"]}' in live
 
 
 def test_a_refused_request_has_its_sentence(gateway: Gateway) -> None:

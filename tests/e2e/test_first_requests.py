@@ -49,7 +49,7 @@ def _imported(gateway: Gateway) -> dict[str, list[str]]:
         ("/v1/responses", {"input": "What is Bulkhead?", "max_output_tokens": 16}),
         ("/api/chat", {"messages": _MESSAGES, "options": {"num_predict": 4}}),
     ],
-    ids=lambda each: each if isinstance(each, str) else "-".join(each),
+    ids=lambda text: text if isinstance(text, str) else "-".join(text),
 )
 def test_a_request_imports_nothing(gateway: Gateway, path: str, body: dict[str, Any]) -> None:
     before = _imported(gateway)

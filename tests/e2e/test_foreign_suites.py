@@ -69,23 +69,23 @@ def _comply(gateway: Gateway, api: str, model: str, *options: str) -> dict[str, 
     command += ["--base-url", f"{gateway.url}/v1", *options]
     if api == "anthropic":
         command += ["--auth-header", "x-api-key", "--no-bearer"]
-    return {each["id"]: each for each in _output(*command)["results"]}
+    return {result["id"]: result for result in _output(*command)["results"]}
 
 
 @pytest.mark.skipif(not COMPLY.exists(), reason="make test-all installs llm-comply")
 @pytest.mark.parametrize("api", COMPLY_FAILS)
 def test_llm_comply(gateway: Gateway, api: str) -> None:
     found = _comply(gateway, api, THINKS[api])
-    failed = {name: each for name, each in found.items() if each["status"] != "passed"}
+    failed = {name: item for name, item in found.items() if item["status"] != "passed"}
     assert failed.keys() == COMPLY_FAILS[api].keys(), failed
     if failed:
         looking = _comply(gateway, api, "eyes", "--filter", ",".join(failed))
-        assert [each["status"] for each in looking.values()] == ["passed"], looking
+        assert [item["status"] for item in looking.values()] == ["passed"], looking
 
 
 @pytest.mark.skipif(not PROBE.exists(), reason="make test-all installs llmprobe, and found no npm")
 def test_llmprobe(gateway: Gateway, tmp_path: Path) -> None:
     options = ("--model", "demo", "--json", "--no-bench", "--no-save")
     found = _output(str(PROBE), f"{gateway.url}/v1", *options)["conformance"]["results"]
-    failed = {each["id"]: each["failures"] for each in found if each["outcome"] == "fail"}
+    failed = {item["id"]: item["failures"] for item in found if item["outcome"] == "fail"}
     assert failed.keys() == PROBE_FAILS.keys(), failed

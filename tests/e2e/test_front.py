@@ -20,7 +20,7 @@ def test_every_route_says_what_it_takes(gateway: Gateway) -> None:
     for path, methods in PATHS.items():
         options = gateway.client.options(path)
         assert options.status_code == 204, path
-        allowed = {each.strip() for each in options.headers["allow"].split(",")}
+        allowed = {word.strip() for word in options.headers["allow"].split(",")}
         # Ids may have slashes, so a longer path may be an id of a shorter one.
         assert allowed >= methods | {"OPTIONS"}, path
         refused = gateway.client.patch(path)

@@ -67,7 +67,7 @@ def test_lasting_gpu_failure_ends_its_process(
     answer = gateway.say(QUESTION, max_tokens=60, ignore_eos=True)
     assert (tmp_path / "failed").exists()
     assert gateway.worker_pid() != pid
-    assert [each["code"] for each in gateway.events("exit")] == [1]
+    assert [event["code"] for event in gateway.events("exit")] == [1]
     # Nothing was lost.
     assert answer == gateway.say(QUESTION, max_tokens=60, ignore_eos=True)
 

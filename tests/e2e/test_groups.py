@@ -68,20 +68,20 @@ def _run(gateway: Gateway, number: int) -> dict[str, subprocess.CompletedProcess
 
 
 def _states(gateway: Gateway) -> dict[str, str]:
-    return {each["id"]: each["state"] for each in gateway.status()["models"]}
+    return {model["id"]: model["state"] for model in gateway.status()["models"]}
 
 
 def test_the_page(gateway: Gateway, budget: int) -> None:
     answers = _run(gateway, 0)
-    assert [each.returncode for each in answers.values()] == [0] * 5, answers
+    assert [answer.returncode for answer in answers.values()] == [0] * 5, answers
     estimated = answers["bulkhead estimate coder"].stdout
     assert "Loading it also loads embedder" in estimated
     assert "It would evict chat." in estimated
     assert "Group coding (together)" in answers["bulkhead status"].stdout
     eventually(lambda: _states(gateway)["embedder"] == "ready", START_S)
     assert _states(gateway) == {"chat": "unloaded", "coder": "ready", "embedder": "ready"}
-    assert {each["model"] for each in gateway.events("evict")} == {"chat"}
-    admitted = {each["model"]: each for each in gateway.events("admit")}
+    assert {event["model"] for event in gateway.events("evict")} == {"chat"}
+    admitted = {entry["model"]: entry for entry in gateway.events("admit")}
     assert admitted["coder"]["together"] == ["embedder"]
 
     gateway.config_path.write_text(_file(1, budget), "utf-8")
@@ -101,7 +101,7 @@ def test_the_page(gateway: Gateway, budget: int) -> None:
     assert 'bulkhead_group_models_loaded{group="coding"} 1.0' in gateway.client.get("/metrics").text
 
     gateway.config_path.write_text(_file(2, budget), "utf-8")
-    assert [each.returncode for each in _run(gateway, 2).values()] == [0, 0]
+    assert [process.returncode for process in _run(gateway, 2).values()] == [0, 0]
     evicted = gateway.events("evict")[-1]
     assert (evicted["model"], evicted["for_model"]) == ("coder", "chat")
     assert evicted["group"] == "large"

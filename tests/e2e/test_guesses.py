@@ -61,12 +61,12 @@ def _ask(gateway: Gateway, content: object, **fields: Any) -> httpx.Response:
 
 def _samples(gateway: Gateway) -> list[str]:
     text = gateway.client.get("/metrics").text
-    return [each for each in text.splitlines() if each.startswith("bulkhead_guesses_total{")]
+    return [line for line in text.splitlines() if line.startswith("bulkhead_guesses_total{")]
 
 
 def _headings(gateway: Gateway) -> list[str]:
     lines = bulkhead("status", url=gateway.url).stdout.splitlines()
-    return next(each for each in lines if each.startswith("model ")).split()
+    return next(line for line in lines if line.startswith("model ")).split()
 
 
 def test_clients_and_operators_are_told(gateway: Gateway) -> None:
@@ -79,7 +79,7 @@ def test_clients_and_operators_are_told(gateway: Gateway) -> None:
         prediction={"type": "content", "content": "Hello"},
         n=2,
     )
-    assert [each.message.content for each in answer.choices] == ["Hello", "Hello"]
+    assert [choice.message.content for choice in answer.choices] == ["Hello", "Hello"]
     details = answer.usage.completion_tokens_details
     assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (6, 2)
     assert answer.usage.completion_tokens == 8
@@ -95,7 +95,7 @@ def test_clients_and_operators_are_told(gateway: Gateway) -> None:
     shown = bulkhead("status", url=gateway.url).stdout.splitlines()
     # The first rows with these names are those of the table of models.
     for name, share in (("demo", "-"), ("guesser", "75%")):
-        assert next(each for each in shown if each.startswith(name)).split()[-1] == share
+        assert next(text for text in shown if text.startswith(name)).split()[-1] == share
 
 
 @pytest.mark.slow

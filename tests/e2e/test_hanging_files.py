@@ -89,7 +89,7 @@ def test_weights_that_hang_cost_their_model_only(gateway: Gateway, folder: Path)
         for verb in ("kill", "load", "unload", "load"):
             # Each looks for what the worker has started, and the second one estimates.
             gateway.order(verb, force=verb == "kill").raise_for_status()
-        answers = [each.result(120) for each in asked]
+        answers = [future.result(120) for future in asked]
     for answer in answers:
         error = answer.json()["error"]
         assert (answer.status_code, error["code"]) == (503, "model_unavailable")

@@ -38,7 +38,7 @@ def gateway(flag: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ga
 
 
 def _hung(gateway: Gateway) -> list[int]:
-    return [each["pid"] for each in gateway.events("hang")]
+    return [event["pid"] for event in gateway.events("hang")]
 
 
 def test_a_spare_that_is_stopped_just_before_it_is_adopted(gateway: Gateway) -> None:
@@ -48,7 +48,7 @@ def test_a_spare_that_is_stopped_just_before_it_is_adopted(gateway: Gateway) -> 
     pid = ready[-1]["pid"]
     os.kill(pid, signal.SIGSTOP)
     assert gateway.say(QUESTION)
-    assert pid in [each["pid"] for each in gateway.events("adopt")]
+    assert pid in [event["pid"] for event in gateway.events("adopt")]
     assert pid in _hung(gateway)
     assert gateway.worker_pid() != pid
 

@@ -18,7 +18,7 @@ def _history(gateway: Gateway, span: str = "hour") -> dict[str, Any]:
 
 
 def _sum(columns: dict[str, Any], name: str) -> float:
-    return sum(each or 0 for each in columns[name])
+    return sum(column or 0 for column in columns[name])
 
 
 def _deaths(gateway: Gateway) -> float:
@@ -27,7 +27,7 @@ def _deaths(gateway: Gateway) -> float:
 
 def _most_held(gateway: Gateway) -> float:
     models = _history(gateway)["columns"]["models"].values()
-    return max((each or 0 for model in models for each in model["held_bytes"]), default=0)
+    return max((item or 0 for model in models for item in model["held_bytes"]), default=0)
 
 
 def test_the_last_hour_is_told_and_outlives_the_gateway() -> None:
@@ -40,10 +40,10 @@ def test_the_last_hour_is_told_and_outlives_the_gateway() -> None:
         eventually(lambda: _deaths(gateway), START_S)
         columns = _history(gateway)["columns"]
         demo = columns["models"]["demo"]
-        assert max(each or 0 for each in demo["floor_bytes"]) > 0
+        assert max(item or 0 for item in demo["floor_bytes"]) > 0
         assert _sum(demo, "generated_tokens") > 0
         assert _sum(columns, "prompt_tokens") > 0
-        assert max(each or 0 for each in columns["worst_first_token_s"]) > 0
+        assert max(item or 0 for item in columns["worst_first_token_s"]) > 0
         (mark,) = _history(gateway)["marks"]
         assert (mark["kind"], mark["model"]) == ("death", "demo")
         refused = gateway.client.get("/admin/v1/history", params={"span": "week"})

@@ -68,7 +68,7 @@ def test_a_body_that_never_ends_goes_on_until_its_client_leaves(gateway: Gateway
     body = {"model": "w", "how": "drip"}
     with gateway.client.stream("POST", "/v1/chat/completions", json=body) as answer:
         until = time.monotonic() + SILENCE_S * 1.5
-        assert next(each for each in answer.iter_raw() if time.monotonic() > until)
+        assert next(data for data in answer.iter_raw() if time.monotonic() > until)
     eventually(lambda: gateway.model("w")["active_requests"] == 0)
 
 
@@ -133,9 +133,9 @@ def test_a_grandchild_that_listens_serves(gateway: Gateway) -> None:
 def test_a_server_that_is_never_healthy_is_given_up() -> None:
     ways = ("continue", "garbage", "stop")
     config = "[workers]\nload_timeout_s = 2\n"
-    config += "".join(hostile(each, f"--health={each}") for each in ways)
+    config += "".join(hostile(way, f"--health={way}") for way in ways)
     with serving(config) as gateway, ThreadPoolExecutor(len(ways)) as pool:
-        for refused in pool.map(lambda each: gateway.chat("hi", each), ways):
+        for refused in pool.map(lambda item: gateway.chat("hi", item), ways):
             assert refused.status_code == 503, refused.text
             assert "was not loaded within 2 s" in refused.text
         eventually(lambda: not psutil.Process(gateway.pid).children(recursive=True))

@@ -149,7 +149,7 @@ def answers(gateway: Gateway) -> dict[str, httpx.Response]:
     """What loads end with, all side by side."""
     with ThreadPoolExecutor(len(FAULTS)) as pool:
         asked = {name: pool.submit(gateway.order, "load", name) for name in FAULTS}
-    return {name: each.result() for name, each in asked.items()}
+    return {name: future.result() for name, future in asked.items()}
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -237,7 +237,7 @@ def test_a_process_that_survives_sigkill(gateway: Gateway, whole: str, folder: P
         stuck = gateway.model("deaf")
         assert (stuck["state"], stuck["worker"]["pid"]) == ("stopping", pid)
         assert stuck["worker"]["footprint_bytes"] > 1_000_000
-        floors = [each["floor_bytes"] or 0 for each in gateway.status()["models"]]
+        floors = [model["floor_bytes"] or 0 for model in gateway.status()["models"]]
         assert stuck["floor_bytes"] > 0
         assert gateway.status()["memory"]["granted_bytes"] >= sum(floors)
         assert f" {pid} " in bulkhead("status", url=gateway.url).stdout
@@ -253,13 +253,13 @@ def test_a_process_that_survives_sigkill(gateway: Gateway, whole: str, folder: P
         os.kill(gateway.load("deaf")["worker"]["pid"], signal.SIGKILL)
         told = read_until(following, "  breaker  ")
 
-    steps = [each for each in gateway.events("escalation") if each["pid"] == pid]
-    assert [each["outlived"] for each in steps] == ["being asked to stop", "SIGTERM", "SIGKILL"]
-    for each in steps:
-        assert each["seconds"] >= 1
-        numbers = f"pid={pid} outlived={each['outlived']} seconds={each['seconds']}"
+    steps = [event for event in gateway.events("escalation") if event["pid"] == pid]
+    assert [step["outlived"] for step in steps] == ["being asked to stop", "SIGTERM", "SIGKILL"]
+    for step in steps:
+        assert step["seconds"] >= 1
+        numbers = f"pid={pid} outlived={step['outlived']} seconds={step['seconds']}"
         assert f"  deaf  escalation  {numbers}\n" in told
-    breaker = next(each for each in gateway.events("breaker") if each["model"] == "deaf")
+    breaker = next(entry for entry in gateway.events("breaker") if entry["model"] == "deaf")
     assert (breaker["verdict"], breaker["deaths"]) == ("give up", 1)
     assert breaker["next_attempt_s"] == 300
     assert "  deaf  breaker  verdict=give up deaths=1 next_attempt_s=300.0" in told

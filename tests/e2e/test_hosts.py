@@ -58,7 +58,7 @@ def expect_small_processes(state_dir: Path) -> None:
 
 def remote_free_bytes(gateway: Gateway) -> int:
     (free_bytes,) = eventually(
-        lambda: [each["free_bytes"] for each in gateway.status()["hosts"] if each["ranks"]], START_S
+        lambda: [host["free_bytes"] for host in gateway.status()["hosts"] if host["ranks"]], START_S
     )
     return int(free_bytes)
 
@@ -77,7 +77,7 @@ def test_text_is_that_of_one_process(machine, gateway):
     assert say(gateway, tokens=24) == say(gateway, "demo", 24)
     assert len(machine.ranks()) == 1
     (host,) = eventually(
-        lambda: [each for each in gateway.status()["hosts"] if each["ranks"]], START_S
+        lambda: [host for host in gateway.status()["hosts"] if host["ranks"]], START_S
     )
     assert (host["name"], host["reachable"], host["reason"]) == ("studio2", True, None)
     assert host["held_bytes"] > 0
@@ -139,7 +139,7 @@ def test_answer_waits_for_a_host_out_of_reach(machine, gateway):
                     os.kill(pid, signal.SIGCONT)
         rest = list(lines)
     assert "data: [DONE]" in rest
-    assert not any('"error"' in each for each in rest)
+    assert not any('"error"' in item for item in rest)
 
 
 def test_unload_leaves_nothing_there(machine, gateway):

@@ -166,7 +166,7 @@ def test_without_keys_nothing_comes_through_a_proxy(
 
 def test_names_and_proxies_come_with_the_first_key(start_gateway: Callable[..., Gateway]) -> None:
     running = start_gateway(config="[gateway]\n")
-    passed_on = {"X-Forwarded-For": "192.0.2.60", "Host": "mac.example"}
+    proxied = {"X-Forwarded-For": "192.0.2.60", "Host": "mac.example"}
     running.config_path.write_text('[gateway]\nallowed_hosts = ["mac.example"]\n')
     refused = running.client.post("/admin/v1/reload")
     assert (refused.status_code, "bulkhead key add NAME" in refused.text) == (400, True)
@@ -174,8 +174,8 @@ def test_names_and_proxies_come_with_the_first_key(start_gateway: Callable[..., 
     key = running.client.post("/admin/v1/keys", json={"name": "phone"}).json()["key"]
     admin = {"x-api-key": (running.state_dir / "admin.key").read_text().strip()}
     assert running.client.post("/admin/v1/reload", headers=admin).status_code == 200
-    assert running.client.get("/v1/models", headers=passed_on).status_code == 401
-    theirs = {**passed_on, "Authorization": f"Bearer {key}"}
+    assert running.client.get("/v1/models", headers=proxied).status_code == 401
+    theirs = {**proxied, "Authorization": f"Bearer {key}"}
     assert running.client.get("/v1/models", headers=theirs).status_code == 200
     assert running.client.get("/admin/v1/status", headers=theirs).status_code == 403
 
@@ -211,7 +211,7 @@ def test_a_page_cannot_push_itself_before_others(
         others.append(stream)
         eventually(lambda w=waiting: running.model()["queue_depth"] == w)
     held.unlink()
-    ended = [each.join().arrivals[0] for each in others]
+    ended = [other.join().arrivals[0] for other in others]
     assert sorted(range(4), key=ended.__getitem__) == [3, 0, 1, 2]
 
 
@@ -234,8 +234,8 @@ def test_request_has_the_same_id_throughout(gateway: Gateway, stream: bool) -> N
 
 def _line(gateway: Gateway, request: str) -> dict[str, Any] | None:
     path = gateway.state_dir / "logs" / "gateway.log"
-    lines = [json.loads(each) for each in path.read_text().splitlines()]
-    return next((each for each in lines if each.get("request") == request), None)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return next((line for line in lines if line.get("request") == request), None)
 
 
 def test_an_id_is_made_where_none_is_sane(gateway: Gateway) -> None:
@@ -258,9 +258,9 @@ def test_two_at_once_with_one_id(gateway: Gateway) -> None:
         open_stream(gateway, "Tell me a story.", headers={"X-Request-Id": "both"}, max_tokens=10)
         for _ in range(2)
     ]
-    outcomes = [each.join().text for each in streams]
+    outcomes = [stream.join().text for stream in streams]
     assert outcomes[0] == outcomes[1] != ""
-    assert all(each.done for each in streams)
+    assert all(stream.done for stream in streams)
 
 
 def test_events_carry_it(gateway: Gateway) -> None:
@@ -274,7 +274,7 @@ def test_events_carry_it(gateway: Gateway) -> None:
     eventually(lambda: stream.text, START_S)
     gateway.order("restart", force=True).raise_for_status()
     assert stream.join().done
-    assert {each["request"] for each in gateway.events("park")} == {"parked"}
+    assert {event["request"] for event in gateway.events("park")} == {"parked"}
 
 
 # Bytes that are no request
@@ -327,7 +327,7 @@ def test_a_body_is_not_mostly_framing(gateway: Gateway, framing: bytes) -> None:
 
 def test_chunks_and_trailers_of_the_usual_size(gateway: Gateway) -> None:
     text = json.dumps({"model": "demo", "prompt": "Hello", "max_tokens": 1}).encode()
-    chunks = b"".join(b"1;a=b\r\n%c\r\n" % each for each in text) + b"0\r\nX-Sum: 1\r\n\r\n"
+    chunks = b"".join(b"1;a=b\r\n%c\r\n" % number for number in text) + b"0\r\nX-Sum: 1\r\n\r\n"
     head = b"POST /v1/completions HTTP/1.1\r\n" + HOST + b"Connection: close\r\n"
     answer = ask(gateway, head + b"Transfer-Encoding: chunked\r\n\r\n" + chunks)
     assert (answer.status, json.loads(answer.body)["object"]) == (200, "text_completion")
@@ -422,8 +422,8 @@ def test_http_1_0_gets_no_chunks(gateway: Gateway) -> None:
     assert answer.status == 200
     assert "transfer-encoding" not in answer.headers
     assert answer.headers["connection"] == "close"
-    events = [each for each in answer.body.decode().split("\n\n") if each]
-    assert all(each.startswith("data: ") for each in events)
+    events = [word for word in answer.body.decode().split("\n\n") if word]
+    assert all(event.startswith("data: ") for event in events)
     assert events[-1] == "data: [DONE]"
     whole = ask(gateway, b"GET /v1/models HTTP/1.0\r\n\r\n")
     assert (whole.status, json.loads(whole.body)["object"]) == (200, "list")

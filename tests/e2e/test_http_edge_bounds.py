@@ -125,8 +125,8 @@ def _is_held(gateway: Gateway, connection: socket.socket) -> bool:
     """Whether the gateway has a descriptor for its side of this connection."""
     port = connection.getsockname()[1]
     return any(
-        each.raddr and each.raddr.port == port
-        for each in psutil.Process(gateway.pid).net_connections("tcp")
+        net_connection.raddr and net_connection.raddr.port == port
+        for net_connection in psutil.Process(gateway.pid).net_connections("tcp")
     )
 
 
@@ -170,7 +170,7 @@ def test_at_the_limit_of_files_health_still_answers(gateway: Gateway) -> None:
         assert footprint is not None
         for connection in held:
             connection.close()
-        assert not [each for each in islice(lines, 200) if "error" in each or "DONE" in each]
+        assert not [line for line in islice(lines, 200) if "error" in line or "DONE" in line]
     assert "Too many open files" not in gateway.log
 
 

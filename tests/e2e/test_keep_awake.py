@@ -29,9 +29,9 @@ def _start(start_gateway: Callable[..., Gateway], folder: Path, config: str) -> 
 
 
 def _held(gateway: Gateway) -> bool:
-    for each in psutil.Process(gateway.pid).children():
+    for child in psutil.Process(gateway.pid).children():
         with contextlib.suppress(psutil.NoSuchProcess):
-            if each.name() == "sleep":
+            if child.name() == "sleep":
                 return True
     return False
 

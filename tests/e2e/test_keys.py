@@ -74,7 +74,7 @@ def _new(gateway: Gateway, name: str, **terms: Any) -> dict[str, str]:
 def _used(gateway: Gateway, name: str) -> dict[str, int]:
     """Today."""
     keys = gateway.client.get("/admin/v1/usage").json()["keys"]
-    counts: dict[str, int] = next(each for each in keys if each["name"] == name)["today"]
+    counts: dict[str, int] = next(key for key in keys if key["name"] == name)["today"]
     return counts
 
 
@@ -210,7 +210,7 @@ def test_a_key_sees_its_models_alone(gateway: Gateway) -> None:
     headers = _new(gateway, "narrow", models=["default"])
     with _stranger(gateway) as client:
         client.headers.update(headers)
-        assert [each["id"] for each in client.get("/v1/models").json()["data"]] == ["demo"]
+        assert [item["id"] for item in client.get("/v1/models").json()["data"]] == ["demo"]
         for name in ("demo", "default"):
             assert client.post(CHAT, json=chat_body("Hi", name, max_tokens=1)).status_code == 200
         # As if there were none: by id, with traversal, on every path.
@@ -301,7 +301,7 @@ def test_a_background_response_belongs_to_its_key(gateway: Gateway) -> None:
             assert client.request(method, path, headers=day).status_code == 404
         assert client.get(path).status_code == 401
         used = gateway.client.get("/admin/v1/usage").json()["keys"]
-        (today,) = (each["today"] for each in used if each["name"] == "night")
+        (today,) = (item["today"] for item in used if item["name"] == "night")
         assert (today["requests"], today["completion_tokens"]) == (1, 5)
         running = ask(max_output_tokens=3000, ignore_eos=True)
         eventually(lambda: status(running) == "in_progress", START_S)
@@ -356,7 +356,7 @@ def test_commands(gateway: Gateway) -> None:
         unitless = _run("key", "add", "soon", "--expires", number, *folder)
         assert (unitless.exit_code, "has no unit" in unitless.stderr) == (2, True)
     listed = json.loads(_run("key", "list", "--json", *folder).stdout)["keys"]
-    mine = next(each for each in listed if each["name"] == "cli")
+    mine = next(item for item in listed if item["name"] == "cli")
     assert (mine["models"], mine["rpm"], mine["key"]) == (["demo", "default"], 5, None)
     assert secret not in json.dumps(listed)
     changed = _run("key", "set", "cli", "--rpm", "6", "--tpm", "900", "--unset", "models", *folder)
@@ -378,7 +378,7 @@ def test_commands(gateway: Gateway) -> None:
     remote = _run("key", "set", "cli", "--unset", "tpm", "--share", "3", *admin, url=gateway.url)
     assert remote.exit_code == 0, remote.stderr
     listed = json.loads(_run("key", "list", "--json", *folder).stdout)["keys"]
-    mine = next(each for each in listed if each["name"] == "cli")
+    mine = next(item for item in listed if item["name"] == "cli")
     assert (mine["rpm"], mine["tpm"], mine["share"]) == (6, None, 3)
     remote = _run("key", "revoke", "cli", *admin, url=gateway.url)
     assert remote.exit_code == 0, remote.stderr
@@ -397,8 +397,8 @@ def test_a_key_that_reads(gateway: Gateway) -> None:
         metrics = client.get("/metrics").text
         assert "bulkhead_model_state" in metrics
         assert 'bulkhead_key_requests_total{key="board"} 0.0' in metrics
-        ids = {each["id"] for each in client.get("/v1/models").json()["data"]}
-        assert ids == {each["id"] for each in gateway.client.get("/v1/models").json()["data"]}
+        ids = {item["id"] for item in client.get("/v1/models").json()["data"]}
+        assert ids == {item["id"] for item in gateway.client.get("/v1/models").json()["data"]}
         assert client.get("/v1/models/demo").status_code == 200
         live = client.get("/admin/v1/live?follow=0").text
         assert '"reads":true' in live
@@ -423,7 +423,7 @@ def test_a_key_that_reads_gets_no_end_of_a_log(tmp_path: Path) -> None:
         running.load()
         os.kill(running.worker_pid(), signal.SIGKILL)
         eventually(lambda: running.model()["last_exit"])
-        assert any(said in each for each in running.model()["last_exit"]["log_tail"])
+        assert any(said in item for item in running.model()["last_exit"]["log_tail"])
         made = running.client.post("/admin/v1/keys", json={"name": "board", "reads": True}).json()
         running.client.headers["x-api-key"] = made["key"]
         assert running.model()["last_exit"]["log_tail"] == []
@@ -477,7 +477,7 @@ def test_the_page_is_opened_by_a_code_that_works_once(
         )
         assert int(limited.headers["retry-after"]) >= 1
     kept = gateway.log + "".join(
-        each.read_text(errors="replace") for each in gateway.state_dir.glob("logs/*")
+        path.read_text(errors="replace") for path in gateway.state_dir.glob("logs/*")
     )
     assert "/ui/session" in kept
     assert code not in kept
@@ -619,8 +619,8 @@ def test_a_place_is_held_until_the_answer_is_made(gateway: Gateway) -> None:
             made = [client.post("/v1/responses", json=background).json() for _ in range(2)]
             for answer in (asked(), client.post("/v1/responses", json=background)):
                 assert (answer.status_code, _code(answer)) == (429, "rate_limit_exceeded")
-            for each in made:
-                client.post(f"/v1/responses/{each['id']}/cancel").raise_for_status()
+            for item in made:
+                client.post(f"/v1/responses/{item['id']}/cancel").raise_for_status()
         eventually(lambda: asked().status_code == 200, START_S)
         body = json.dumps(chat_body("Hi", n=2)).encode()
         lines = [f"POST {CHAT} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}"]
@@ -655,15 +655,15 @@ def test_operators_stream_ends_with_the_admin_key(gateway: Gateway) -> None:
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(_stranger(gateway))
         client.headers["x-api-key"] = secret
-        streams = [stack.enter_context(client.stream("GET", each)) for each in paths]
-        readers = [each.iter_text() for each in streams]
-        for each in readers:
-            assert next(each)
+        streams = [stack.enter_context(client.stream("GET", text)) for text in paths]
+        readers = [stream.iter_text() for stream in streams]
+        for reader in readers:
+            assert next(reader)
         path = gateway.state_dir / "admin.key"
         path.unlink()
         # Each ends by itself, and its reader with it.
-        for each in readers:
-            assert "The admin key was replaced" in "".join(each)
+        for reader in readers:
+            assert "The admin key was replaced" in "".join(reader)
         assert client.get("/admin/v1/status").status_code == 401
     gateway.client.headers["x-api-key"] = path.read_text().strip()
     assert gateway.client.get("/admin/v1/status").status_code == 200

@@ -34,17 +34,22 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     assert running.stop() == 0, running.log
 
 
-def _said(role: str, text: str) -> dict[str, Any]:
+def _turn(role: str, text: str) -> dict[str, Any]:
     return {"role": role, "content": text}
 
 
-BEGUN = [_said("user", "Hello"), _said("system", LATE)]
-GONE_ON = [*BEGUN, _said("assistant", "Hi."), _said("system", LATE), _said("user", "And now?")]
+BEGUN = [_turn("user", "Hello"), _turn("system", LATE)]
+GONE_ON = [
+    *BEGUN,
+    _turn("assistant", "Hi."),
+    _turn("system", LATE),
+    _turn("user", "And now?"),
+]
 
 
 def _developers(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    late = [{**each, "role": each["role"].replace("system", "developer")} for each in turns]
-    return [_said("developer", SYSTEM), *late]
+    late = [{**turn, "role": turn["role"].replace("system", "developer")} for turn in turns]
+    return [_turn("developer", SYSTEM), *late]
 
 
 @pytest.mark.parametrize("turns", [BEGUN, GONE_ON], ids=["at the end", "in the middle"])
@@ -54,7 +59,7 @@ def _developers(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
         ("/v1/messages", lambda turns: {"system": SYSTEM, "messages": turns}),
         ("/v1/chat/completions", lambda turns: {"messages": _developers(turns)}),
         ("/v1/responses", lambda turns: {"instructions": SYSTEM, "input": _developers(turns)}),
-        ("/api/chat", lambda turns: {"messages": [_said("system", SYSTEM), *turns]}),
+        ("/api/chat", lambda turns: {"messages": [_turn("system", SYSTEM), *turns]}),
     ],
 )
 def test_every_api_takes_it(

@@ -91,8 +91,8 @@ def test_two_tools(gateway: Gateway, folder: Path, tmp_path: Path, agent: str) -
     assert DONE in done.stdout
     (copy,) = folder.glob("*-hold.txt")
     assert copy.read_text().strip() == CARGO
-    for each in folder.iterdir():
-        each.unlink()
+    for path in folder.iterdir():
+        path.unlink()
 
 
 @pytest.mark.parametrize("agent", LAUNCHED)

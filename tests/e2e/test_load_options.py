@@ -1,4 +1,4 @@
-"""What a worker is told at its load, and what a reload of it touches."""
+"""What a worker is message at its load, and what a reload of it touches."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from gateway.config.model_folders import DEMO_FOLDER
 from tests.support.faults import interpreter, sitecustomize
 from tests.support.gateway import START_S, Gateway, eventually
 
-# Leaves what it was told beside it.
+# Leaves what it was message beside it.
 TOLD = """
 socket = connect()
 socket.send(encode(hello()))
 import msgspec, pathlib
-told = pathlib.Path(__file__).with_name("load.json")
-told.with_suffix(".new").write_bytes(msgspec.json.encode(msgspec.msgpack.decode(socket.recv())))
-told.with_suffix(".new").replace(told)
+message = pathlib.Path(__file__).with_name("load.json")
+message.with_suffix(".new").write_bytes(msgspec.json.encode(msgspec.msgpack.decode(socket.recv())))
+message.with_suffix(".new").replace(message)
 socket.send(encode(ready()))
 serve(socket)
 """
@@ -41,7 +41,7 @@ WORKERS = '[workers]\nprefill_stall_s = "50ms"\nspare = 0\n'
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("told")
+    folder = tmp_path_factory.mktemp("message")
     for name in ("plain", "full"):
         interpreter(folder / name, TOLD)
     adapter = folder / "adapter"
@@ -68,42 +68,42 @@ def _config(folder: Path, *, disk: str = "2GB", tokens: int = 5) -> str:
     return "".join((BOUNDS.format(disk=disk), WORKERS, *models))
 
 
-def _told(folder: Path, name: str) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads((folder / name / "load.json").read_bytes())
-    return told
+def _load_message(folder: Path, name: str) -> dict[str, Any]:
+    message: dict[str, Any] = json.loads((folder / name / "load.json").read_bytes())
+    return message
 
 
 def test_load_options_reach_the_worker_and_its_estimate(gateway: Gateway, folder: Path) -> None:
     plain, full = gateway.load("plain"), gateway.load("full")
-    told = _told(folder, "plain")
-    assert (told["model_id"], told["stall_s"]) == ("plain", 0.05)
-    assert told["prompt_cache"] == {
+    message = _load_message(folder, "plain")
+    assert (message["model_id"], message["stall_s"]) == ("plain", 0.05)
+    assert message["prompt_cache"] == {
         "folder": str(gateway.state_dir / "prompts"),
         "most_bytes": 2 * 10**9,
         "most_bytes_per_hour": 10**9,
     }
     options = ("kv_bits", "adapter_path", "draft_path", "draft_tokens", "guesses")
-    assert [told[each] for each in options] == [8, None, None, 7, False]
-    told = _told(folder, "full")
+    assert [message[option] for option in options] == [8, None, None, 7, False]
+    message = _load_message(folder, "full")
     adapter = str((folder / "adapter").resolve())
-    assert [told[each] for each in options] == [8, adapter, str(DEMO_FOLDER), 5, True]
+    assert [message[name] for name in options] == [8, adapter, str(DEMO_FOLDER), 5, True]
     more = full["floor_bytes"] - plain["floor_bytes"]
     assert more > 64 * 4000 * 4 + (DEMO_FOLDER / "model.safetensors").stat().st_size - 100_000
 
 
 def test_a_reload_touches_that_model_alone(gateway: Gateway, folder: Path) -> None:
-    pids = {each: gateway.load(each)["worker"]["pid"] for each in ("plain", "full")}
+    pids = {name: gateway.load(name)["worker"]["pid"] for name in ("plain", "full")}
     gateway.config_path.write_text(_config(folder, disk="3GB", tokens=6), "utf-8")
     (folder / "late").touch()
     answer = gateway.client.post("/admin/v1/reload").raise_for_status().json()
     assert answer["changed"] == {"full": ["draft_tokens"]}
     assert answer["needs_restart"] == ["prompt_cache.disk"]
     # It comes again although nobody waits for it, however long that takes.
-    eventually(lambda: _told(folder, "full")["draft_tokens"] == 6, START_S)
+    eventually(lambda: _load_message(folder, "full")["draft_tokens"] == 6, START_S)
     eventually(lambda: gateway.model("full")["state"] == "ready", START_S)
     assert gateway.worker_pid("plain") == pids["plain"]
     assert gateway.worker_pid("full") != pids["full"]
-    most_bytes = _told(folder, "full")["prompt_cache"]["most_bytes"]
+    most_bytes = _load_message(folder, "full")["prompt_cache"]["most_bytes"]
     assert most_bytes == 2 * 10**9, "all workers share the folder"
 
 

@@ -63,10 +63,12 @@ def test_a_client_that_stays_gets_its_answer_and_has_it_in_the_mailbox(
     raw = client.chat.completions.with_raw_response.create(**asked, stream=True)
     streamed_id = raw.headers["x-mailbox-id"]
     chunks = list(raw.parse())
-    assert "".join(each.choices[0].delta.content or "" for each in chunks) == text
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
     kept = client.chat.completions.retrieve(streamed_id)
     assert (kept.choices[0].message.content, kept.choices[0].finish_reason) == (text, "stop")
-    assert [each.id for each in client.chat.completions.list(order="desc", limit=1)][:2] == [
+    assert [completion.id for completion in client.chat.completions.list(order="desc", limit=1)][
+        :2
+    ] == [
         streamed_id,
         kept_id,
     ]
@@ -91,7 +93,7 @@ def test_a_client_that_vanishes_finds_it_later(gateway: Gateway, text: str, stre
         answer.readline()
     other.close()
     found = _fetched(gateway, f"chatcmpl-{name}")
-    assert [each["message"]["content"] for each in found["choices"]] == [text, text]
+    assert [choice["message"]["content"] for choice in found["choices"]] == [text, text]
 
 
 def test_an_id_is_taken_once(gateway: Gateway) -> None:
@@ -170,7 +172,7 @@ def test_unwritten_answer_is_readable(gateway: Gateway) -> None:
                 503,
                 "storage_unavailable",
             )
-            assert any("locked" in each["reason"] for each in gateway.events("mailbox"))
+            assert any("locked" in event["reason"] for event in gateway.events("mailbox"))
             other.execute("ROLLBACK")
             status = "SELECT status FROM answers WHERE id = ?"
             name = (path.rsplit("/", 1)[1],)
@@ -190,7 +192,7 @@ def test_a_file_that_is_removed_while_it_is_used_is_begun_anew(gateway: Gateway)
     eventually(lambda: gateway.client.get(running_path).json()["status"] == "in_progress", START_S)
     path.unlink()
     assert gateway.chat("Hi", max_tokens=2, headers={**KEEP, "X-Request-Id": "there"}).is_success
-    told = [each["reason"] for each in gateway.events("mailbox")]
+    told = [event["reason"] for event in gateway.events("mailbox")]
     assert "was removed or replaced while it was in use" in told[-1]
     assert gateway.client.get("/v1/chat/completions/chatcmpl-lost").status_code == 404
     assert _fetched(gateway, "chatcmpl-there")
@@ -218,9 +220,12 @@ def test_a_file_of_a_newer_version_stays_and_the_rest_is_served(
             gateway.client.get(f"/v1/responses/{served.json()['id']}"),
             gateway.chat("Hi", headers=KEEP),
         ]
-        for each in refusals:
-            assert (each.status_code, each.json()["error"]["code"]) == (503, "storage_unavailable")
-            assert "newer Bulkhead" in each.json()["error"]["message"]
+        for refusal in refusals:
+            assert (refusal.status_code, refusal.json()["error"]["code"]) == (
+                503,
+                "storage_unavailable",
+            )
+            assert "newer Bulkhead" in refusal.json()["error"]["message"]
         (event,) = gateway.events("mailbox")
         assert "newer Bulkhead" in event["reason"]
         gateway.stop()

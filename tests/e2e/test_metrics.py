@@ -32,10 +32,10 @@ def _scrape(gateway: Gateway) -> dict[Sample, float]:
     found: dict[Sample, float] = {}
     for family in text_string_to_metric_families(answer.text):
         assert family.documentation
-        for each in family.samples:
-            key = (each.name, frozenset(each.labels.items()))
+        for sample in family.samples:
+            key = (sample.name, frozenset(sample.labels.items()))
             assert key not in found, "no sample comes twice"
-            found[key] = each.value
+            found[key] = sample.value
     return found
 
 
@@ -48,8 +48,8 @@ def _line(gateway: Gateway, request_id: str) -> dict[str, object]:
     """The access line of a request."""
 
     def find() -> dict[str, object] | None:
-        lines = (json.loads(each) for each in list(gateway._log))
-        return next((each for each in lines if _is_access(each, request_id)), None)
+        lines = (json.loads(text) for text in list(gateway._log))
+        return next((line for line in lines if _is_access(line, request_id)), None)
 
     line: dict[str, object] = eventually(find)
     return line
@@ -123,8 +123,8 @@ def test_clients_cannot_invent_labels(gateway: Gateway) -> None:
     ask(gateway, b"\x00nonsense\r\n\r\n")
     found = _scrape(gateway)
     ended = [dict(labels) for name, labels in found if name == "bulkhead_requests_total"]
-    assert {each["model_name"] for each in ended} <= {"", "demo", "other"}
-    assert all("none" not in each["route"] for each in ended)
+    assert {entry["model_name"] for entry in ended} <= {"", "demo", "other"}
+    assert all("none" not in entry["route"] for entry in ended)
     unknown = {"route": "other", "model_name": "", "outcome": "not_found"}
     assert _value(found, "bulkhead_requests_total", **unknown) >= 40
     model = {"route": "/v1/models/{model_id:path}", "model_name": "", "outcome": "model_not_found"}

@@ -51,7 +51,7 @@ def _responses(
     if system is not None:
         body["instructions"] = system
     found = _post(gateway, "/v1/responses", body)
-    text = "".join(part["text"] for each in found["output"] for part in each.get("content", ()))
+    text = "".join(part["text"] for item in found["output"] for part in item.get("content", ()))
     return found["usage"]["input_tokens"], text
 
 
@@ -65,7 +65,7 @@ def _anthropic(
     usage = found["usage"]
     return (
         usage["input_tokens"] + usage["cache_read_input_tokens"],
-        "".join(each.get("text", "") for each in found["content"]),
+        "".join(item.get("text", "") for item in found["content"]),
     )
 
 

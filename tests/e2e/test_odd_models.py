@@ -23,8 +23,8 @@ pytestmark = pytest.mark.slow
 def folders() -> Iterator[Path]:
     with short_folder() as name:
         folders = Path(name).resolve()
-        for each in ODD:
-            odd(folders / each, each)
+        for text in ODD:
+            odd(folders / text, text)
         shutil.copytree(DEMO, folders / "fine")
         (folders / "loop").symlink_to("loop")
         yield folders
@@ -66,7 +66,7 @@ def test_the_others_are_served(gateway: Gateway) -> None:
 
 def test_each_says_why_and_can_be_removed(gateway: Gateway, folders: Path) -> None:
     entries = json.loads(_bulkhead(gateway, "list", "--json").stdout)
-    problems = {each["source"]: each["problem"] for each in entries if each["problem"]}
+    problems = {entry["source"]: entry["problem"] for entry in entries if entry["problem"]}
     assert str(folders / "header-list") in problems
     assert len(problems) > 40
     for name in ("header-short-offsets", "config-text-list"):

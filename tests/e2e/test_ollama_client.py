@@ -48,8 +48,8 @@ def test_chats_whole_and_streamed(client: ollama.Client) -> None:
     assert (whole.model, whole.done, whole.done_reason) == ("demo", True, "length")
     assert whole.eval_count == 60
     parts = list(client.chat("demo:latest", QUESTION, options=GREEDY, stream=True))
-    assert "".join(each.message.content for each in parts) == whole.message.content
-    assert [each.done for each in parts] == [False] * (len(parts) - 1) + [True]
+    assert "".join(part.message.content for part in parts) == whole.message.content
+    assert [response.done for response in parts] == [False] * (len(parts) - 1) + [True]
     last = parts[-1]
     assert last.model == "demo:latest"
     assert (last.eval_count, last.prompt_eval_count) == (60, whole.prompt_eval_count)
@@ -67,7 +67,7 @@ def test_streams_unless_told_otherwise(gateway: Gateway) -> None:
     whole = gateway.client.post("/api/chat", json={**body, "stream": False})
     assert whole.headers["content-type"] == "application/json"
     assert (
-        "".join(each["message"]["content"] for each in lines) == whole.json()["message"]["content"]
+        "".join(line["message"]["content"] for line in lines) == whole.json()["message"]["content"]
     )
 
 
@@ -80,7 +80,7 @@ def test_generates(client: ollama.Client) -> None:
     system = client.generate("demo", "What can you do?", system="Be brief.", options=GREEDY)
     assert system.prompt_eval_count > told.prompt_eval_count
     parts = list(client.generate("demo", "What can you do?", options=GREEDY, stream=True))
-    assert "".join(each.response for each in parts) == told.response
+    assert "".join(part.response for part in parts) == told.response
 
 
 def test_the_same_seed_gives_the_same_text(client: ollama.Client) -> None:
@@ -106,8 +106,8 @@ def test_thinks(client: ollama.Client) -> None:
     answer = client.chat("demo", QUESTION, think=True, options=options).message
     assert answer.thinking
     parts = list(client.chat("demo", QUESTION, think=True, options=options, stream=True))
-    assert "".join(each.message.thinking or "" for each in parts) == answer.thinking
-    assert "".join(each.message.content for each in parts) == answer.content
+    assert "".join(part.message.thinking or "" for part in parts) == answer.thinking
+    assert "".join(response.message.content for response in parts) == answer.content
     assert client.chat("demo", QUESTION, think=False, options=options).message.thinking is None
 
 
@@ -131,7 +131,7 @@ def test_log_probabilities(client: ollama.Client) -> None:
     answer = client.generate(
         "demo", "What can you do?", logprobs=True, top_logprobs=2, options={"num_predict": 3}
     )
-    assert [len(each.top_logprobs) for each in answer.logprobs] == [2, 2, 2]
+    assert [len(logprob.top_logprobs) for logprob in answer.logprobs] == [2, 2, 2]
 
 
 def test_looks_at_models(client: ollama.Client) -> None:
@@ -206,7 +206,7 @@ def test_pictures_of_earlier_messages_are_told(gateway: Gateway) -> None:
 def test_a_model_that_is_here_counts_as_pulled(client: ollama.Client) -> None:
     for name in ("demo", "demo:latest"):
         assert client.pull(name).status == "success"
-        assert [each.status for each in client.pull(name, stream=True)] == ["success"]
+        assert [response.status for response in client.pull(name, stream=True)] == ["success"]
 
 
 def test_it_is_what_codex_asks_for(gateway: Gateway) -> None:

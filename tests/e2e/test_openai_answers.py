@@ -53,10 +53,10 @@ def test_a_call_that_must_be_made(client: openai.OpenAI, choice: Any, names: set
     Weather.model_validate_json(call.function.arguments)
     name, arguments, reason = "", "", None
     for chunk in client.chat.completions.create(**asked, stream=True):
-        for each in chunk.choices[0].delta.tool_calls or ():
-            assert each.index == 0
-            name += each.function.name or ""
-            arguments += each.function.arguments
+        for tool_call in chunk.choices[0].delta.tool_calls or ():
+            assert tool_call.index == 0
+            name += tool_call.function.name or ""
+            arguments += tool_call.function.arguments
         reason = chunk.choices[0].finish_reason or reason
     assert (name, arguments, reason) == (call.function.name, call.function.arguments, "tool_calls")
 

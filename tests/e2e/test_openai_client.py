@@ -56,8 +56,8 @@ def test_several_answers_to_one_prompt(client: openai.OpenAI) -> None:
     asked = {"model": "demo", "messages": STORY, "seed": 7, "max_tokens": 20, "temperature": 2}
     alone = client.chat.completions.create(**asked)
     several = client.chat.completions.create(**asked, n=3)
-    assert [each.index for each in several.choices] == [0, 1, 2]
-    texts = [each.message.content for each in several.choices]
+    assert [choice.index for choice in several.choices] == [0, 1, 2]
+    texts = [choice.message.content for choice in several.choices]
     assert texts[0] == alone.choices[0].message.content
     assert len(set(texts)) == 3
     assert several.usage.prompt_tokens == alone.usage.prompt_tokens
@@ -72,21 +72,21 @@ def test_several_answers_to_one_prompt(client: openai.OpenAI) -> None:
 def test_several_prompts(client: openai.OpenAI) -> None:
     asked = {"model": "demo", "max_tokens": 5, "temperature": 0}
     prompts = ["Bulkhead is", "Once upon"]
-    alone = [client.completions.create(**asked, prompt=each) for each in prompts]
+    alone = [client.completions.create(**asked, prompt=prompt) for prompt in prompts]
     both = client.completions.create(**asked, prompt=prompts, n=2)
-    texts = [each.choices[0].text for each in alone]
-    assert [each.text for each in both.choices] == [texts[0], texts[0], texts[1], texts[1]]
-    assert both.usage.prompt_tokens == sum(each.usage.prompt_tokens for each in alone)
+    texts = [item.choices[0].text for item in alone]
+    assert [choice.text for choice in both.choices] == [texts[0], texts[0], texts[1], texts[1]]
+    assert both.usage.prompt_tokens == sum(item.usage.prompt_tokens for item in alone)
 
 
 def test_logprobs_of_a_chat(client: openai.OpenAI, whole: str) -> None:
     asked = {"model": "demo", "messages": QUESTION, "logprobs": True, "top_logprobs": 2}
     tokens = client.chat.completions.create(**asked).choices[0].logprobs.content
-    assert b"".join(bytes(each.bytes) for each in tokens).decode() == whole
-    for each in tokens:
-        assert len(each.top_logprobs) == 2
-        assert each.top_logprobs[0].logprob >= each.top_logprobs[1].logprob
-        assert each.logprob <= 0
+    assert b"".join(bytes(token.bytes) for token in tokens).decode() == whole
+    for item in tokens:
+        assert len(item.top_logprobs) == 2
+        assert item.top_logprobs[0].logprob >= item.top_logprobs[1].logprob
+        assert item.logprob <= 0
     chunks = client.chat.completions.create(**asked, stream=True)
     streamed = [
         token.token
@@ -95,7 +95,7 @@ def test_logprobs_of_a_chat(client: openai.OpenAI, whole: str) -> None:
         if choice.logprobs
         for token in choice.logprobs.content
     ]
-    assert streamed == [each.token for each in tokens]
+    assert streamed == [token.token for token in tokens]
 
 
 def test_echo_with_logprobs_scores_a_prompt(client: openai.OpenAI) -> None:
@@ -109,7 +109,7 @@ def test_echo_with_logprobs_scores_a_prompt(client: openai.OpenAI) -> None:
     logprobs = found.logprobs
     assert found.text == prompt + plain
     assert logprobs.token_logprobs[0] is None
-    assert all(each <= 0 for each in logprobs.token_logprobs[1:])
+    assert all(token_logprob <= 0 for token_logprob in logprobs.token_logprobs[1:])
     assert "".join(logprobs.tokens).startswith(prompt)
     for token, offset in zip(logprobs.tokens, logprobs.text_offset, strict=True):
         assert found.text[offset:].startswith(token)
@@ -121,7 +121,7 @@ def test_the_best_of_several(client: openai.OpenAI) -> None:
     means = [sum(e.logprobs.token_logprobs) / len(e.logprobs.tokens) for e in several.choices]
     best = several.choices[means.index(max(means))].text
     found = client.completions.create(**asked, best_of=4)
-    assert [each.text for each in found.choices] == [best]
+    assert [choice.text for choice in found.choices] == [best]
     assert found.choices[0].logprobs is None
 
 
@@ -153,7 +153,7 @@ def test_stop_sequences(
     client: openai.OpenAI, whole: str, stop: str | list[str], *, stream: bool
 ) -> None:
     first = min(
-        whole.index(each) for each in ([stop] if isinstance(stop, str) else stop) if each in whole
+        whole.index(name) for name in ([stop] if isinstance(stop, str) else stop) if name in whole
     )
     answer = client.chat.completions.create(
         model="demo", messages=QUESTION, stop=stop, stream=stream
@@ -213,8 +213,8 @@ def test_a_completion_begins_where_the_prompt_ends(
     answer = client.completions.create(
         model="demo", prompt="Bulkhead is", max_tokens=8, temperature=0, stop=stop, stream=stream
     )
-    choices = [each.choices[0] for each in (answer if stream else [answer])]
-    text = "".join(each.text for each in choices)
+    choices = [item.choices[0] for item in (answer if stream else [answer])]
+    text = "".join(choice.text for choice in choices)
     assert choices[-1].finish_reason == ("length" if stop is None else "stop")
     assert text.startswith(expected) if stop is None else text == expected
 
@@ -399,7 +399,7 @@ def test_scores_of_a_prompt_alone(client: openai.OpenAI) -> None:
     assert alone.usage.completion_tokens == 0
     assert alone.usage.prompt_tokens == more.usage.prompt_tokens
     chunks = list(client.completions.create(**asked, max_tokens=0, echo=True, stream=True))
-    assert "".join(each.choices[0].text for each in chunks) == asked["prompt"]
+    assert "".join(chunk.choices[0].text for chunk in chunks) == asked["prompt"]
     assert client.completions.create(**asked, max_tokens=0).choices[0].text == ""
 
 

@@ -80,7 +80,7 @@ def test_prewarming_keeps_the_prompt_and_says_nothing(client: openai.OpenAI, for
     warming: Any = {**asked, "prompt_cache_options": {"prewarm": True}}
     if form == "stream":
         with client.responses.stream(**warming) as stream:
-            events = [each.type for each in stream]
+            events = [item.type for item in stream]
             kept = stream.get_final_response()
         assert events == ["response.created", "response.in_progress", "response.completed"]
     else:
@@ -104,8 +104,8 @@ def test_streams_the_same_text(client: openai.OpenAI, whole: Any) -> None:
         final = stream.get_final_response()
     assert final.output_text == whole.output_text
     assert final.usage.output_tokens == whole.usage.output_tokens
-    assert [each.sequence_number for each in events] == list(range(len(events)))
-    kinds = [each.type for each in events]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type for event in events]
     assert kinds[:4] == [
         "response.created",
         "response.in_progress",
@@ -144,9 +144,9 @@ def test_a_conversation_goes_on_from_a_response(client: openai.OpenAI, whole: An
     )
     assert named.output_text == more.output_text
     items = list(client.responses.input_items.list(more.id, order="asc", limit=2))
-    assert [each.role for each in items] == ["user", "assistant", "user"]
-    assert [each.id for each in client.responses.input_items.list(more.id)] == [
-        each.id for each in reversed(items)
+    assert [item.role for item in items] == ["user", "assistant", "user"]
+    assert [item.id for item in client.responses.input_items.list(more.id)] == [
+        item.id for item in reversed(items)
     ]
 
 
@@ -179,7 +179,7 @@ def test_tools(client: openai.OpenAI) -> None:
     (call,) = response.output
     assert (call.type, call.name, call.status) == ("function_call", "get_weather", "completed")
     with client.responses.stream(**asked, input="Weather?") as stream:
-        kinds = {each.type for each in stream}
+        kinds = {item.type for item in stream}
         (streamed,) = stream.get_final_response().output
     assert "response.function_call_arguments.delta" in kinds
     assert (streamed.name, streamed.arguments) == (call.name, call.arguments)
@@ -212,7 +212,7 @@ def test_reasoning_has_items_of_its_own(client: openai.OpenAI) -> None:
     assert reasoning.content[0].text
     assert response.usage.output_tokens_details.reasoning_tokens
     stream = client.responses.create(**asked, stream=True)
-    deltas = [each.delta for each in stream if each.type == "response.reasoning_text.delta"]
+    deltas = [item.delta for item in stream if item.type == "response.reasoning_text.delta"]
     assert "".join(deltas) == reasoning.content[0].text
     # As clients send it back, who may not have looked at it.
     sealed = {**reasoning.to_dict(), "content": None}
@@ -232,7 +232,7 @@ def test_limits_and_log_probabilities(client: openai.OpenAI) -> None:
     assert (short.status, short.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     (part,) = short.output[0].content
     assert len(part.logprobs) == short.usage.output_tokens == 3
-    assert all(len(each.top_logprobs) == 2 for each in part.logprobs)
+    assert all(len(logprob.top_logprobs) == 2 for logprob in part.logprobs)
 
 
 @pytest.mark.slow
@@ -314,27 +314,27 @@ def test_a_background_stream_goes_on_after_any_event(client: openai.OpenAI, whol
             seen.append(event)
             if len(seen) == 6:
                 break
-    assert [each.type for each in seen[:3]] == [
+    assert [item.type for item in seen[:3]] == [
         "response.created",
         "response.queued",
         "response.in_progress",
     ]
     response_id, last = seen[0].response.id, seen[-1].sequence_number
     rest = list(client.responses.retrieve(response_id, stream=True, starting_after=last))
-    numbers = [each.sequence_number for each in [*seen, *rest]]
+    numbers = [item.sequence_number for item in [*seen, *rest]]
     assert numbers == list(range(len(numbers)))
     deltas = [e.delta for e in [*seen, *rest] if e.type == "response.output_text.delta"]
     assert "".join(deltas) == whole.output_text
     assert rest[-1].type == "response.completed"
     # Also when it is over.
     again = list(client.responses.retrieve(response_id, stream=True, starting_after=last))
-    assert [each.to_dict() for each in again] == [each.to_dict() for each in rest]
+    assert [item.to_dict() for item in again] == [item.to_dict() for item in rest]
 
 
 def test_a_background_response_is_cancelled(client: openai.OpenAI, gateway: Gateway) -> None:
     with client.responses.create(**LONG, stream=True) as stream:
         response_id = next(iter(stream)).response.id
-        assert next(each for each in stream if each.type == "response.output_text.delta").delta
+        assert next(item for item in stream if item.type == "response.output_text.delta").delta
         running = client.responses.retrieve(response_id)
     assert running.status == "in_progress"
     with pytest.raises(openai.BadRequestError, match="wait until it is completed"):

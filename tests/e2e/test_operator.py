@@ -135,7 +135,8 @@ def test_a_request_is_listed_while_it_runs(gateway: Gateway) -> None:
     # It runs until its client leaves.
     with gateway.client.stream("POST", "/v1/chat/completions", json=body, headers=headers):
         listed = eventually(
-            lambda: [each for each in _requests(gateway) if each["delivered_tokens"] > 0], START_S
+            lambda: [entry for entry in _requests(gateway) if entry["delivered_tokens"] > 0],
+            START_S,
         )
         (request,) = listed
         assert request.pop("age_s") > 0
@@ -147,7 +148,7 @@ def test_a_request_is_listed_while_it_runs(gateway: Gateway) -> None:
             lines = live.iter_lines()
             kinds = {}
             while "snapshot" not in kinds:
-                kind = next(each for each in lines if each.startswith("event: "))
+                kind = next(line for line in lines if line.startswith("event: "))
                 kinds[kind[7:]] = json.loads(next(lines)[6:])
             assert len(kinds) == 2, "an event, and the state after it"
             assert kinds["snapshot"]["requests"][0]["id"] == "listed"
@@ -288,8 +289,8 @@ def test_the_log_says_how_each_request_ended(gateway: Gateway) -> None:
 
     def of_chats() -> list[dict[str, Any]]:
         text = gateway.client.get("/admin/v1/logs").text
-        lines = [json.loads(each) for each in text.splitlines()]
-        return [each for each in lines if each.get("path") == "/v1/chat/completions"]
+        lines = [json.loads(line) for line in text.splitlines()]
+        return [line for line in lines if line.get("path") == "/v1/chat/completions"]
 
     eventually(lambda: of_chats()[-1]["status"] == 200)
     bad, good = of_chats()[-2:]
@@ -370,7 +371,7 @@ def test_a_full_queue_and_a_passed_deadline(
     assert refused.json()["error"]["code"] == "queue_full"
     assert int(refused.headers["retry-after"]) > 0
     held.unlink()
-    assert all(each.join().done for each in (first, *waiting))
+    assert all(stream.join().done for stream in (first, *waiting))
     assert running.say("Hello")
 
 

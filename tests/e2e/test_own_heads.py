@@ -24,15 +24,15 @@ TOKENS = WIDTH - 4
 def _folder(folder: Path) -> tuple[Path, str]:
     """A model whose head is always right, and its answer to the prompt."""
     demo = json.loads((DEMO / "config.json").read_text())
-    vocabulary = {each: demo[each] for each in ("vocab_size", "eos_token_id")}
+    vocabulary = {name: demo[name] for name in ("vocab_size", "eos_token_id")}
     own = OwnHead("qwen3_5", tie_word_embeddings=False, **vocabulary)
     follows = own.forget_context("state")
     answer = [PROMPT]
     for _ in range(TOKENS):
         answer.append(follows[answer[-1]])
     write(folder, own.config, own.published())
-    for each in DEMO.glob("*token*"):
-        shutil.copy(each, folder)
+    for path in DEMO.glob("*token*"):
+        shutil.copy(path, folder)
     return folder, load_tokenizer(folder).decode(answer[1:])
 
 

@@ -104,7 +104,7 @@ class Site:
 
 @pytest.fixture(scope="module")
 def hub() -> Iterator[Hub]:
-    demo = {each.name: each.read_bytes() for each in DEMO.iterdir() if each.is_file()}
+    demo = {path.name: path.read_bytes() for path in DEMO.iterdir() if path.is_file()}
     repositories = {PULLED: model_files(shard_bytes=3_000_000), FOUND: demo, HUGE: demo}
     with Hub(repositories) as running:
         huge = {"parameters": {"U32": 10**12}, "total": 10**12}
@@ -139,8 +139,8 @@ def page(browser: Browser, site: Site) -> Iterator[Browser]:
     _show(browser, "overview")
     browser.sees(".connection", "live")
     yield browser
-    errors = [each["message"] for each in browser.errors()]
-    assert [each for each in errors if not PROVOKED.search(each)] == []
+    errors = [error["message"] for error in browser.errors()]
+    assert [error for error in errors if not PROVOKED.search(error)] == []
 
 
 def _sign_in(page: Browser, key: str) -> None:
@@ -191,15 +191,15 @@ def test_files_are_open_and_locked_down(site: Site) -> None:
         assert stranger.head("/ui").headers["etag"] == index.headers["etag"]
         named = re.findall(r'"(/ui/[^"]+)"', index.text)
         assert "/ui/app.js" in named
-        for each in named:
-            file = stranger.get(each)
-            assert file.status_code == 200, each
+        for item in named:
+            file = stranger.get(item)
+            assert file.status_code == 200, item
             known = {"if-none-match": file.headers["etag"]}
-            assert stranger.get(each, headers=known).status_code == 304
-        for each in ("/ui/nothing.js", "/ui/%2e%2e/page.py", "/ui/..%2fpage.py", "/ui/vendor"):
-            assert stranger.get(each).status_code == 404, each
-        for each in ("/admin/v1/live", "/admin/v1/requests"):
-            assert stranger.get(each).status_code == 401, each
+            assert stranger.get(item, headers=known).status_code == 304
+        for name in ("/ui/nothing.js", "/ui/%2e%2e/page.py", "/ui/..%2fpage.py", "/ui/vendor"):
+            assert stranger.get(name).status_code == 404, name
+        for name in ("/admin/v1/live", "/admin/v1/requests"):
+            assert stranger.get(name).status_code == 401, name
 
 
 @pytest.mark.slow
@@ -262,10 +262,10 @@ def test_the_last_hour_and_day_are_drawn(page: Browser, site: Site) -> None:
     os.kill(site.gateway.worker_pid(), signal.SIGKILL)
     plot = ".history .plot"
 
-    def told() -> str:
+    def description() -> str:
         return page.find(plot).get_attribute("aria-label") or ""
 
-    page.until(lambda: "1 death" in told())
+    page.until(lambda: "1 death" in description())
     assert page.there(f"{plot} canvas")
     page.sees(".history .key", "Budget")
     assert page.text(".moment output") == "now"
@@ -304,10 +304,10 @@ def test_colours_differ_while_there_are_enough(page: Browser) -> None:
       });
     """
     calls = ["abc", "acd", "abcdefgh", "bgh", "bgh"]
-    found = page.driver.execute_async_script(script, [[*each] for each in calls])
-    colours = [dict(each) for each in found]
-    assert [{*each} for each in colours] == [{*each} for each in calls]
-    assert all(len({*each.values()}) == min(6, len(each)) for each in colours)
+    found = page.driver.execute_async_script(script, [[*call] for call in calls])
+    colours = [dict(item) for item in found]
+    assert [{*colour} for colour in colours] == [{*text} for text in calls]
+    assert all(len({*entry.values()}) == min(6, len(entry)) for entry in colours)
     assert colours[0]["a"] == colours[2]["a"], "each keeps its own"
     assert colours[3] == colours[4]
 
@@ -433,7 +433,7 @@ def test_keys_are_made_and_revoked(page: Browser, site: Site) -> None:
     page.until(lambda: page.text(".secret").startswith("sk-bulkhead-"))
     headers = {"authorization": f"Bearer {page.text('.secret')}"}
     answer = httpx.get(f"{site.gateway.url}/v1/models", headers=headers)
-    assert [each["id"] for each in answer.json()["data"]] == ["demo"]
+    assert [item["id"] for item in answer.json()["data"]] == ["demo"]
     page.sees("tbody", "only demo, 30 requests/min")
     page.click(".notice button:last-child")
     page.click("[aria-label='Change laptop']")

@@ -230,9 +230,9 @@ def test_an_answer_can_do_no_harm(page: Browser, chats: ChatServer) -> None:
         == 0
     )
     shown = page.text(within)
-    for each in ("<script>window.harmed = 1</script>", "onerror=", "<iframe srcdoc=", "<style>"):
-        assert each in shown, "it is shown as it was written"
-    targets = [each[0] for each in page.driver.execute_script(_LINKS, within)]
+    for name in ("<script>window.harmed = 1</script>", "onerror=", "<iframe srcdoc=", "<style>"):
+        assert name in shown, "it is shown as it was written"
+    targets = [item[0] for item in page.driver.execute_script(_LINKS, within)]
     assert set(targets) == {
         "http://127.0.0.1:9/picture.png",
         "http://127.0.0.1:9/nested.png",
@@ -240,7 +240,7 @@ def test_an_answer_can_do_no_harm(page: Browser, chats: ChatServer) -> None:
     }
     assert page.driver.execute_script("return window.harmed ?? null") is None
     loaded = "return performance.getEntriesByType('resource').map((each) => each.name)"
-    assert not [each for each in page.driver.execute_script(loaded) if ":9/" in each]
+    assert not [item for item in page.driver.execute_script(loaded) if ":9/" in item]
 
 
 @pytest.mark.parametrize("text", [">" * 5000 + " deep", "- " * 3000 + "deep", "[" * 5000 + "deep"])
@@ -327,13 +327,13 @@ def test_nothing_but_known_elements_is_ever_drawn(page: Browser) -> None:
     texts = ["x" + "".join(chance.choices(FRAGMENTS, k=chance.randint(1, 30))) for _ in range(500)]
     told = page.driver.execute_async_script(DRAW, texts)
     assert isinstance(told, list), told
-    for text, each in zip(texts, told, strict=True):
-        assert set(each["tags"]) <= {*TAGS}, text
-        assert set(each["attributes"]) <= {*ATTRIBUTES}, text
-        assert set(each["links"]) <= {"http:", "https:", "mailto:"}, text
-        assert each["grown"] == each["whole"], text
+    for text, item in zip(texts, told, strict=True):
+        assert set(item["tags"]) <= {*TAGS}, text
+        assert set(item["attributes"]) <= {*ATTRIBUTES}, text
+        assert set(item["links"]) <= {"http:", "https:", "mailto:"}, text
+        assert item["grown"] == item["whole"], text
     # Before its end a growing text may differ for a moment, though hardly ever.
-    assert sum(each["growing"] == each["whole"] for each in told) > 0.98 * len(told)
+    assert sum(item["growing"] == item["whole"] for item in told) > 0.98 * len(told)
 
 
 def test_copying_answers_and_code(page: Browser, chats: ChatServer) -> None:

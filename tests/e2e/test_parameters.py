@@ -67,7 +67,7 @@ ASKING: dict[str, list[Any]] = {
 }
 SOMETHING: list[Any] = ["something", 7, {"some": "thing"}, True, False, 0]
 
-REFUSED = [(place, each) for place in PLACES for each in parameters_at(place, "refused")]
+REFUSED = [(place, parameter) for place in PLACES for parameter in parameters_at(place, "refused")]
 
 
 def _id(value: object) -> str:
@@ -118,7 +118,7 @@ def _text(gateway: Gateway, path: str, body: dict[str, Any]) -> str:
     if "response" in said:
         return str(said["response"])
     if "output" in said:
-        return json.dumps([each["content"] for each in said["output"]])
+        return json.dumps([item["content"] for item in said["output"]])
     if "choices" not in said:
         # Vectors, or scores.
         return json.dumps(said.get("data") or said["results"])
@@ -131,7 +131,7 @@ def _text(gateway: Gateway, path: str, body: dict[str, Any]) -> str:
 def plain(gateway: Gateway) -> dict[str, str]:
     """The greedy text of each path, or its numbers, with nothing added."""
     places = [place for place in BODIES if place != "chat"]
-    bodies = [_body(each) for each in ("chat", *places)]
+    bodies = [_body(place) for place in ("chat", *places)]
     return {path: _text(gateway, path, body) for path, body in bodies}
 
 
@@ -144,7 +144,7 @@ def test_refused_by_name(place: Place, parameter: Parameter, gateway: Gateway) -
     values = [
         value
         for value in [*ASKING.get(parameter.name, []), *SOMETHING]
-        if not any(_same(value, each) for each in parameter.neutral)
+        if not any(_same(value, item) for item in parameter.neutral)
     ]
     assert values
     for value in values:
@@ -166,11 +166,11 @@ def test_neutral_values_change_nothing(
     place: Place, gateway: Gateway, plain: dict[str, str]
 ) -> None:
     """All at once: one that is refused is named, and one that changes something is seen."""
-    rounds = [(None, *each.neutral) for each in parameters_at(place, "refused")]
+    rounds = [(None, *parameter.neutral) for parameter in parameters_at(place, "refused")]
     for turn in range(max(map(len, rounds), default=0)):
         values = {
-            each.name: of[turn % len(of)]
-            for each, of in zip(parameters_at(place, "refused"), rounds, strict=True)
+            parameter.name: of[turn % len(of)]
+            for parameter, of in zip(parameters_at(place, "refused"), rounds, strict=True)
         }
         path, body = _body(place, **values)
         assert _text(gateway, path, body) == plain[path]
@@ -181,7 +181,9 @@ def test_neutral_values_change_nothing(
 def test_the_harmless_change_nothing(
     place: Place, value: Any, gateway: Gateway, plain: dict[str, str]
 ) -> None:
-    path, body = _body(place, **{each.name: value for each in parameters_at(place, "harmless")})
+    path, body = _body(
+        place, **{parameter.name: value for parameter in parameters_at(place, "harmless")}
+    )
     assert _text(gateway, path, body) == plain[path]
 
 
@@ -227,7 +229,7 @@ def test_parameters_that_end_an_answer(gateway: Gateway) -> None:
     assert _text(gateway, path, included) == until + stop
     answer = gateway.client.post(path, json={**body, "logprobs": 0}).json()["choices"][0]
     last = answer["logprobs"]["tokens"][5]
-    (token_id,) = [each for each in range(TOKENIZER.get_vocab_size()) if _spelled(each) == last]
+    (token_id,) = [index for index in range(TOKENIZER.get_vocab_size()) if _spelled(index) == last]
     ended = gateway.client.post(path, json={**body, "stop_token_ids": [token_id]}).json()
     assert ended["choices"][0]["finish_reason"] == "stop"
     first = answer["logprobs"]["tokens"].index(last)
@@ -241,7 +243,7 @@ def _spelled(token_id: int) -> str:
 
 def test_fields_that_nobody_knows_are_ignored(gateway: Gateway, plain: dict[str, str]) -> None:
     for place in PLACES:
-        assert "nobody_knows" not in {each.name for each in PARAMETERS}
+        assert "nobody_knows" not in {parameter.name for parameter in PARAMETERS}
         path, body = _body(place, nobody_knows={"some": "thing"})
         assert _text(gateway, path, body) == plain[path]
 

@@ -112,8 +112,8 @@ def test_no_form_gets_a_second_model_past_the_key(keyed: Keyed) -> None:
         refused = send(*fields)
         assert refused.status_code == 400, refused.text
         assert "model" in refused.json()["error"]["message"]
-    assert all(b"dear" not in each for each in provider.bodies)
-    assert all(not each.rstrip().endswith(b"--") for each in provider.bodies[count:])
+    assert all(b"dear" not in body for body in provider.bodies)
+    assert all(not body.rstrip().endswith(b"--") for body in provider.bodies[count:])
     query = send(field("prov/cheap"), FILE, path="/v1/audio/transcriptions?model=dear")
     assert (query.status_code, query.json()["error"]["param"]) == (400, "model")
 
@@ -153,7 +153,7 @@ def test_forwarded_request_counts_by_path_and_outcome(keyed: Keyed) -> None:
 
     def counts() -> dict[str, int]:
         found = gateway.client.get("/admin/v1/usage", headers=operator).json()["keys"]
-        today: dict[str, int] = next(each for each in found if each["name"] == "cheap")["today"]
+        today: dict[str, int] = next(item for item in found if item["name"] == "cheap")["today"]
         return today
 
     def ended(route: str, outcome: str) -> bool:

@@ -45,7 +45,7 @@ def client(gateway: Gateway) -> Iterator[openai.OpenAI]:
 
 
 def _messages(*urls: str) -> list[dict[str, object]]:
-    pictures = [{"type": "image_url", "image_url": {"url": each}} for each in urls]
+    pictures = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
     return [{"role": "user", "content": [{"type": "text", "text": "Who is that?"}, *pictures]}]
 
 
@@ -132,7 +132,7 @@ def test_survives_the_worker(client: openai.OpenAI, gateway: Gateway) -> None:
     found = ""
     killed = False
     for chunk in client.chat.completions.create(stream=True, **asked):
-        found += "".join(each.delta.content or "" for each in chunk.choices)
+        found += "".join(choice.delta.content or "" for choice in chunk.choices)
         if found and not killed:
             os.kill(gateway.worker_pid("eyes"), signal.SIGKILL)
             killed = True

@@ -11,32 +11,32 @@ from tests.support.gateway import Gateway
 QUESTION = "What is Bulkhead?"
 
 
-def _told(gateway: Gateway, path: str, body: dict[str, Any]) -> dict[str, Any]:
+def _answer(gateway: Gateway, path: str, body: dict[str, Any]) -> dict[str, Any]:
     answer = gateway.client.post(path, json={"model": "demo", **body})
     assert answer.status_code == 200, answer.text
-    told: dict[str, Any] = answer.json()
-    return told
+    answered: dict[str, Any] = answer.json()
+    return answered
 
 
 def _chat(gateway: Gateway, messages: list[dict[str, Any]]) -> str:
     body = {"messages": messages, "temperature": 0}
-    text: str = _told(gateway, "/v1/chat/completions", body)["choices"][0]["message"]["content"]
+    text: str = _answer(gateway, "/v1/chat/completions", body)["choices"][0]["message"]["content"]
     return text
 
 
 def _anthropic(gateway: Gateway, messages: list[dict[str, Any]]) -> str:
     body = {"messages": messages, "temperature": 0, "max_tokens": 1000}
-    return "".join(each["text"] for each in _told(gateway, "/v1/messages", body)["content"])
+    return "".join(item["text"] for item in _answer(gateway, "/v1/messages", body)["content"])
 
 
 def _responses(gateway: Gateway, messages: list[dict[str, Any]]) -> str:
-    told = _told(gateway, "/v1/responses", {"input": messages, "temperature": 0})
-    return "".join(part["text"] for item in told["output"] for part in item["content"])
+    answered = _answer(gateway, "/v1/responses", {"input": messages, "temperature": 0})
+    return "".join(part["text"] for item in answered["output"] for part in item["content"])
 
 
 def _ollama(gateway: Gateway, messages: list[dict[str, Any]]) -> str:
     body = {"messages": messages, "stream": False, "options": {"temperature": 0}}
-    text: str = _told(gateway, "/api/chat", body)["message"]["content"]
+    text: str = _answer(gateway, "/api/chat", body)["message"]["content"]
     return text
 
 
@@ -62,6 +62,6 @@ def test_a_text_that_goes_on_begins_no_reasoning(gateway: Gateway) -> None:
     }
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
     body = {"messages": messages, "tools": [tool], "tool_choice": "required", "max_tokens": 60}
-    message = _told(gateway, "/v1/chat/completions", body)["choices"][0]["message"]
+    message = _answer(gateway, "/v1/chat/completions", body)["choices"][0]["message"]
     assert message["tool_calls"][0]["function"]["name"] == "f"
     assert not message.get("reasoning")

@@ -64,7 +64,7 @@ def test_the_death_of_one_leaves_the_other_alone(gateway: Gateway) -> None:
     assert gateway.model("demo")["last_exit"]["signal"] == "SIGKILL"
     for stream in (doomed, other):
         assert (stream.done, stream.error, stream.text) == (True, None, undisturbed.text)
-    assert [each["model"] for each in gateway.events("park")[parked:]] == ["demo"]
+    assert [event["model"] for event in gateway.events("park")[parked:]] == ["demo"]
     assert gateway.worker_pid("other") == elsewhere
 
 
@@ -168,10 +168,10 @@ def test_health_answers_during_a_slow_load(
         eventually(lambda: running.model("demo")["state"] == "loading", START_S)
         assert running.say(QUESTION, "other")
         late.join(60)
-        for each in (waiting, late):
-            assert each.status == 200, "the answer begins before there is any of it"
-            assert each.comments >= 2, "comments keep the connection alive while the model loads"
-            assert each.text == ""
+        for stream in (waiting, late):
+            assert stream.status == 200, "the answer begins before there is any of it"
+            assert stream.comments >= 2, "comments keep the connection alive while the model loads"
+            assert stream.text == ""
         assert (late.events, late.error["code"]) == (["error"], "deadline_exceeded")
         held.unlink()
         waiting.join(60)

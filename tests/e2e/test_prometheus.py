@@ -29,7 +29,7 @@ def gateway(own_gateway: Gateway) -> Gateway:
 def _expressions() -> list[str]:
     """Of the dashboard, for all that it can choose from."""
     dashboard: dict[str, Any] = json.loads(DASHBOARD.read_text("utf-8"))
-    found = [each["expr"] for panel in dashboard["panels"] for each in panel.get("targets", [])]
+    found = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
     assert len(found) > 20
     for name, value in {
         "$__rate_interval": "1m",
@@ -37,8 +37,8 @@ def _expressions() -> list[str]:
         "$model": ".*",
         "$job": ".*",
     }.items():
-        found = [each.replace(name, value) for each in found]
-    assert not any("$" in each for each in found)
+        found = [item.replace(name, value) for item in found]
+    assert not any("$" in item for item in found)
     return found
 
 
@@ -53,14 +53,14 @@ def _names(gateway: Gateway) -> set[str]:
 
 @pytest.mark.parametrize("file", [DASHBOARD, RULES / "alerts.yml", ROOT / "docs" / "monitoring.md"])
 def test_named_metrics_exist(gateway: Gateway, file: Path) -> None:
-    named = {SUFFIX.sub("", each) for each in NAME.findall(file.read_text("utf-8"))}
+    named = {SUFFIX.sub("", item) for item in NAME.findall(file.read_text("utf-8"))}
     assert named
     assert not named - _names(gateway)
 
 
 def test_the_page_has_every_metric(gateway: Gateway) -> None:
     page = (ROOT / "docs" / "monitoring.md").read_text("utf-8")
-    assert not [each for each in _names(gateway) if f"`{each}`" not in page]
+    assert not [name for name in _names(gateway) if f"`{name}`" not in page]
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def _ask(
 
 def _stored(gateway: Gateway) -> int:
     """How many blocks are on disk, named by their keys; they are written beside the engine."""
-    return sum(len(each.name) == 32 for each in (gateway.state_dir / "prompts").rglob("*"))
+    return sum(len(path.name) == 32 for path in (gateway.state_dir / "prompts").rglob("*"))
 
 
 def test_computed_prompt_is_found_again(start_gateway: Callable[..., Gateway]) -> None:
@@ -91,9 +91,9 @@ def test_key_learns_nothing_of_another_keys_prompts(start_gateway: Callable[...,
     assert ask(alice) == (text, 0)
     assert ask(alice) == (text, 9 * BLOCK)
     (owner,) = (
-        f"{each['name']}#{each['id']}"
-        for each in json.loads((gateway.state_dir / "keys.json").read_text())["keys"]
-        if each["name"] == "alice"
+        f"{key['name']}#{key['id']}"
+        for key in json.loads((gateway.state_dir / "keys.json").read_text())["keys"]
+        if key["name"] == "alice"
     )
     for headers in (bob, admin):
         assert ask(headers) == (text, 0)
@@ -104,8 +104,8 @@ def test_key_learns_nothing_of_another_keys_prompts(start_gateway: Callable[...,
     assert ask(bob, cache_salt="mine")[1] == 0
     assert ask(alice, cache_salt="mine")[1] == 9 * BLOCK
     models = [
-        gateway.client.get("/v1/models/demo", headers=each).json()["prompt_cache"]
-        for each in (alice, bob, admin)
+        gateway.client.get("/v1/models/demo", headers=entry).json()["prompt_cache"]
+        for entry in (alice, bob, admin)
     ]
     assert models[:2] == [None, None]
     assert models[2]["cached_tokens"] > 0

@@ -74,10 +74,10 @@ def _store(gateway: Gateway) -> PromptStore:
     return PromptStore(gateway.state_dir / "prompts", 10**9, 10**9)
 
 
-def _keep(gateway: Gateway, owner: str, number: int) -> None:
+def _store_block(gateway: Gateway, owner: str, number: int) -> None:
     """Store a block, as a worker does."""
     store = _store(gateway)
-    key, root = (bytes([each]) * KEY_BYTES for each in (number, 0))
+    key, root = (bytes([item]) * KEY_BYTES for item in (number, 0))
     entry = Entry(key, root, b"\1\0\0\0", BLOCK, "test")
     assert store.write(entry, [b"x" * BLOCK], owner)
     store.close()
@@ -124,7 +124,7 @@ def test_cached_tokens_are_reported(gateway: Gateway) -> None:
         streamed = _ask(
             gateway, path, cache_salt="5", stream=True, stream_options={"include_usage": True}
         )
-        *_, last, done = [each for each in streamed.text.split("\n\n") if each]
+        *_, last, done = [word for word in streamed.text.split("\n\n") if word]
         assert done == "data: [DONE]"
         assert json.loads(last[6:])["usage"]["prompt_tokens_details"] == {"cached_tokens": 5}
 
@@ -148,7 +148,7 @@ def test_the_share_of_tokens_that_were_cached(gateway: Gateway) -> None:
 
 
 def _keeper(status: dict[str, Any]) -> dict[str, Any]:
-    return next(each for each in status["models"] if each["id"] == "keeper")
+    return next(model for model in status["models"] if model["id"] == "keeper")
 
 
 @pytest.mark.parametrize("salt", ["x" * 257, 5, ["a"]])
@@ -162,7 +162,7 @@ def test_memory_and_disk_are_cleared(gateway: Gateway) -> None:
     """Of one model, loaded or not and by whatever name, or of all that ever were."""
     gateway.load("keeper")
     for number, owner in enumerate(("keeper", "demo", "gone"), 1):
-        _keep(gateway, owner, number)
+        _store_block(gateway, owner, number)
     kept = _owners(gateway)
     assert kept.keys() == {"keeper", "demo", "gone"}
     held = eventually(lambda: _keeper(gateway.status())["worker"]["prompt_cache_bytes"])
@@ -187,7 +187,7 @@ def test_memory_and_disk_are_cleared(gateway: Gateway) -> None:
 def test_a_worker_that_keeps_its_prompts(gateway: Gateway) -> None:
     """What was cleared beside it is told, whether memory was or not."""
     gateway.load("mute")
-    _keep(gateway, "mute", 9)
+    _store_block(gateway, "mute", 9)
     kept = _owners(gateway)["mute"]
     answer = _clear(gateway, "mute")
     error = answer.json()["error"]

@@ -31,7 +31,7 @@ RATE = 4e5
 
 @pytest.fixture(scope="module")
 def hub() -> Iterator[Hub]:
-    small = {each.name: each.read_bytes() for each in DEMO.iterdir() if each.is_file()}
+    small = {path.name: path.read_bytes() for path in DEMO.iterdir() if path.is_file()}
     config = json.loads(small["config.json"]) | {
         "num_hidden_layers": 200,
         "num_key_value_heads": 512,
@@ -62,16 +62,16 @@ def gateway(hub: Hub, cache: Path) -> Iterator[Gateway]:
 def nothing_left(gateway: Gateway, hub: Hub, cache: Path) -> Iterator[None]:
     yield
     hub.rate = None
-    for each in pulls(gateway):
-        gateway.client.delete(f"/admin/v1/pulls/{each['id']}").raise_for_status()
-    for each in library(gateway):
-        if each["state"] == "ready":
-            gateway.order("unload", each["ids"][0]).raise_for_status()
-        gateway.client.delete(f"/admin/v1/library/{each['source']}").raise_for_status()
+    for pull in pulls(gateway):
+        gateway.client.delete(f"/admin/v1/pulls/{pull['id']}").raise_for_status()
+    for entry in library(gateway):
+        if entry["state"] == "ready":
+            gateway.order("unload", entry["ids"][0]).raise_for_status()
+        gateway.client.delete(f"/admin/v1/library/{entry['source']}").raise_for_status()
     assert left(cache) == []
 
 
-def begin(gateway: Gateway, model: str, **body: Any) -> dict[str, Any]:
+def start_pull(gateway: Gateway, model: str, **body: Any) -> dict[str, Any]:
     answer = gateway.client.post("/admin/v1/pulls", json={"model": model, **body})
     assert answer.status_code == 202, answer.text
     found: dict[str, Any] = answer.json()
@@ -81,8 +81,8 @@ def begin(gateway: Gateway, model: str, **body: Any) -> dict[str, Any]:
 def followed(gateway: Gateway, pull_id: str) -> list[dict[str, Any]]:
     """Every status until it is over."""
     with gateway.client.stream("GET", f"/admin/v1/pulls/{pull_id}") as stream:
-        lines = [each for each in stream.iter_lines() if each.startswith("data: ")]
-    return [json.loads(each[6:]) for each in lines]
+        lines = [line for line in stream.iter_lines() if line.startswith("data: ")]
+    return [json.loads(text[6:]) for text in lines]
 
 
 def pulls(gateway: Gateway) -> list[dict[str, Any]]:
@@ -104,25 +104,25 @@ def library(gateway: Gateway) -> list[dict[str, Any]]:
 def pullers(pid: int) -> list[psutil.Process]:
     """The processes of pulls."""
     found = []
-    for each in psutil.Process(pid).children():
+    for child in psutil.Process(pid).children():
         # One that has just ended has none.
         with contextlib.suppress(psutil.Error):
-            if "gateway.library.hub_program" in each.cmdline():
-                found.append(each)
+            if "gateway.library.hub_program" in child.cmdline():
+                found.append(child)
     return found
 
 
 def pull_slowly(gateway: Gateway, hub: Hub) -> str:
     """A pull that is in the middle of its files."""
     hub.rate = RATE
-    pull_id: str = begin(gateway, SLOW)["id"]
+    pull_id: str = start_pull(gateway, SLOW)["id"]
     eventually(lambda: (status(gateway, pull_id)["done_bytes"] or 0) > 100_000)
     return pull_id
 
 
 def test_a_model_is_pulled_and_then_it_answers(gateway: Gateway) -> None:
     assert gateway.client.get("/v1/models").json()["data"] == []
-    seen = followed(gateway, begin(gateway, SMALL)["id"])
+    seen = followed(gateway, start_pull(gateway, SMALL)["id"])
     assert [seen[0]["state"], seen[-1]["state"]] == ["preparing", "done"]
     assert seen[-1]["offered_as"] == "small"
     assert seen[-1]["done_bytes"] == seen[-1]["total_bytes"]
@@ -146,7 +146,7 @@ def test_a_model_is_pulled_and_then_it_answers(gateway: Gateway) -> None:
     asked = gateway.client.delete(f"/admin/v1/library/{SMALL}", params={"dry_run": 1})
     assert (asked.status_code, "/admin/v1/removals/" in asked.text) == (400, True)
     assert library(gateway) != []
-    kinds = [(each["change"], each["name"]) for each in gateway.events("pull")]
+    kinds = [(event["change"], event["name"]) for event in gateway.events("pull")]
     assert kinds == [("began", SMALL), ("done", SMALL)]
 
 
@@ -161,7 +161,7 @@ def test_a_cancelled_one_leaves_no_process_and_only_its_part(
     assert not pullers(gateway.pid)
     names = left(cache)
     assert names
-    assert all("/blobs/" in each for each in names)
+    assert all("/blobs/" in name for name in names)
     assert gateway.client.get("/v1/models").json()["data"] == []
     (entry,) = library(gateway)
     assert (entry["ids"], entry["part_bytes"] > 0) == ([], True)
@@ -169,8 +169,8 @@ def test_a_cancelled_one_leaves_no_process_and_only_its_part(
     # Another one goes on.
     hub.rate = None
     hub.ranges.clear()
-    assert followed(gateway, begin(gateway, SLOW)["id"])[-1]["state"] == "done"
-    assert any(not each.startswith("bytes=0-") for each in hub.ranges if each)
+    assert followed(gateway, start_pull(gateway, SLOW)["id"])[-1]["state"] == "done"
+    assert any(not span.startswith("bytes=0-") for span in hub.ranges if span)
 
 
 def test_a_pull_survives_the_death_of_its_process(gateway: Gateway, hub: Hub) -> None:
@@ -187,15 +187,16 @@ def test_second_pull_of_a_model_joins_and_a_fourth_pull_is_refused(
     gateway: Gateway, hub: Hub
 ) -> None:
     pull_id = pull_slowly(gateway, hub)
-    assert begin(gateway, SLOW)["id"] == pull_id
+    assert start_pull(gateway, SLOW)["id"] == pull_id
     # Wherever they end: there are three at a time.
     hub.api_answers = []
-    begin(gateway, "org/slow:4bit")
-    begin(gateway, "Org/slow-4bit:other")
+    start_pull(gateway, "org/slow:4bit")
+    start_pull(gateway, "Org/slow-4bit:other")
     answers = [
-        gateway.client.post("/admin/v1/pulls", json={"model": f"org/m{each}"}) for each in range(4)
+        gateway.client.post("/admin/v1/pulls", json={"model": f"org/m{index}"})
+        for index in range(4)
     ]
-    refused = [each for each in answers if each.status_code == 429]
+    refused = [answer for answer in answers if answer.status_code == 429]
     assert refused
     assert int(refused[0].headers["retry-after"]) > 0
     bad = gateway.client.post("/admin/v1/pulls", json={"model": "small"})
@@ -204,11 +205,11 @@ def test_second_pull_of_a_model_joins_and_a_fourth_pull_is_refused(
 
 
 def test_pull_warns_first_that_a_model_will_not_fit(gateway: Gateway, cache: Path) -> None:
-    last = followed(gateway, begin(gateway, WIDE)["id"])[-1]
+    last = followed(gateway, start_pull(gateway, WIDE)["id"])[-1]
     assert (last["state"], last["code"]) == ("failed", "insufficient_memory")
     assert "won't fit" in last["reason"]
     assert left(cache) == []
-    assert followed(gateway, begin(gateway, WIDE, force=True)["id"])[-1]["state"] == "done"
+    assert followed(gateway, start_pull(gateway, WIDE, force=True)["id"])[-1]["state"] == "done"
 
 
 def test_the_commands(gateway: Gateway) -> None:
@@ -242,7 +243,7 @@ def test_a_model_that_is_configured_or_partly_there(
     gateway: Gateway, hub: Hub, cache: Path
 ) -> None:
     """What other tools leave half is never served; a table goes before what is found."""
-    followed(gateway, begin(gateway, SMALL)["id"])
+    followed(gateway, start_pull(gateway, SMALL)["id"])
     snapshot = next((cache / "models--org--small" / "snapshots").iterdir())
     weights = snapshot / "model.safetensors"
     target = weights.readlink()
@@ -254,12 +255,12 @@ def test_a_model_that_is_configured_or_partly_there(
     before = gateway.config_path.read_text()
     gateway.config_path.write_text(f'{before}[models.mine]\npath = "{SMALL}"\n')
     gateway.client.post("/admin/v1/reload").raise_for_status()
-    assert [each["id"] for each in gateway.client.get("/v1/models").json()["data"]] == ["mine"]
+    assert [item["id"] for item in gateway.client.get("/v1/models").json()["data"]] == ["mine"]
     refused = gateway.client.delete(f"/admin/v1/library/{SMALL}")
     assert (refused.status_code, "as mine" in refused.text) == (400, True)
     gateway.config_path.write_text(before)
     gateway.client.post("/admin/v1/reload").raise_for_status()
-    assert [each["id"] for each in gateway.client.get("/v1/models").json()["data"]] == ["small"]
+    assert [item["id"] for item in gateway.client.get("/v1/models").json()["data"]] == ["small"]
 
 
 def test_the_next_gateway_goes_on(hub: Hub, tmp_path: Path) -> None:
@@ -276,7 +277,7 @@ def test_the_next_gateway_goes_on(hub: Hub, tmp_path: Path) -> None:
     second = Gateway("--state-dir", state, models=(), environment=environment)
     (again,) = eventually(lambda: pulls(second))
     assert followed(second, again["id"])[-1]["state"] == "done"
-    assert [(each["source"], each["part_bytes"]) for each in library(second)] == [(SLOW, 0)]
+    assert [(entry["source"], entry["part_bytes"]) for entry in library(second)] == [(SLOW, 0)]
     assert second.stop() == 0
 
 

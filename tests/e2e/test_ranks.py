@@ -67,14 +67,14 @@ context_tokens = 500
 @pytest.fixture
 def alone(gateway: Gateway) -> Iterator[None]:
     yield
-    for each in gateway.status()["models"]:
-        if each["worker"] is not None and each["id"] not in ("two", "demo"):
-            gateway.order("unload", each["id"]).raise_for_status()
+    for model in gateway.status()["models"]:
+        if model["worker"] is not None and model["id"] not in ("two", "demo"):
+            gateway.order("unload", model["id"]).raise_for_status()
 
 
 def _pids(gateway: Gateway, model_id: str) -> list[int]:
     worker = gateway.model(model_id)["worker"]
-    return [] if worker is None else [each["pid"] for each in worker["ranks"]]
+    return [] if worker is None else [rank["pid"] for rank in worker["ranks"]]
 
 
 @pytest.mark.usefixtures("alone")
@@ -95,7 +95,7 @@ def test_ranks_write_what_one_process_writes(
     model, tokenizer = load(str(folders[kind]))
     prompt_ids = tokenizer.encode(PROMPT)
     steps = stream_generate(model, tokenizer, prompt_ids, max_tokens=TOKENS)
-    expected = "".join(each.text for each in steps)
+    expected = "".join(step.text for step in steps)
     body = {"model": name, "prompt": prompt_ids, "max_tokens": TOKENS}
     for _ in range(2):
         # The second time most of the prompt comes from the prompt cache of each rank.
@@ -119,13 +119,13 @@ def test_requests_of_all_kinds_side_by_side(gateway: Gateway) -> None:
     outcomes, tokens = {}, {}
     for model_id in ("demo", "two"):
         streams = [
-            open_stream(gateway, f"Tell me story {number}.", model_id, **each)
-            for number, each in enumerate(kinds)
+            open_stream(gateway, f"Tell me story {number}.", model_id, **kind)
+            for number, kind in enumerate(kinds)
         ]
         # Its prompt's last layer is computed whole, which is nobody else's.
         answer = gateway.client.post("/v1/completions", json={"model": model_id, **scored})
         tokens[model_id] = answer.raise_for_status().json()["choices"][0]["logprobs"]["tokens"]
-        outcomes[model_id] = [each.join().outcome for each in streams]
+        outcomes[model_id] = [stream.join().outcome for stream in streams]
     assert outcomes["two"] == outcomes["demo"]
     assert tokens["two"] == tokens["demo"]
 
@@ -134,21 +134,21 @@ def test_the_status_has_each_rank(gateway: Gateway) -> None:
     gateway.load("two")
     eventually(lambda: gateway.model("two")["state"] == "ready", START_S)
     worker = eventually(lambda: _measured(gateway), START_S)
-    assert [each["rank"] for each in worker["ranks"]] == [0, 1]
+    assert [rank["rank"] for rank in worker["ranks"]] == [0, 1]
     assert worker["ranks"][0]["pid"] == worker["pid"]
-    together = sum(each["footprint_bytes"] for each in worker["ranks"])
-    assert worker["footprint_bytes"] > max(each["footprint_bytes"] for each in worker["ranks"])
+    together = sum(rank["footprint_bytes"] for rank in worker["ranks"])
+    assert worker["footprint_bytes"] > max(rank["footprint_bytes"] for rank in worker["ranks"])
     assert together > 50_000_000
     # Both have the embedding whole.
     assert worker["weight_bytes"] > (DEMO / "model.safetensors").stat().st_size
     shown = " ".join(bulkhead("status", url=gateway.url).stdout.split())
-    for each in worker["ranks"]:
-        assert f"rank {each['rank']} on this machine, pid {each['pid']}, holds" in shown
+    for rank in worker["ranks"]:
+        assert f"rank {rank['rank']} on this machine, pid {rank['pid']}, holds" in shown
 
 
 def _measured(gateway: Gateway) -> Any:
     worker = gateway.model("two")["worker"]
-    known = all(each["footprint_bytes"] for each in worker["ranks"])
+    known = all(rank["footprint_bytes"] for rank in worker["ranks"])
     return worker if known and worker["footprint_bytes"] else None
 
 
@@ -265,7 +265,7 @@ def test_ranks_that_load_during_an_upgrade(gateway: Gateway, tmp_path: Path) -> 
 def _runs(pid: int, program: Path) -> bool:
     children = psutil.Process(pid).children()
     with contextlib.suppress(psutil.NoSuchProcess):
-        return any(str(program) in each.cmdline() for each in children)
+        return any(str(program) in child.cmdline() for child in children)
     return False
 
 

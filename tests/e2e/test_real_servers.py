@@ -54,17 +54,17 @@ def _events(text: str) -> list[str]:
     lines = [line for line in text.splitlines() if line.startswith("data: ")]
     told = [json.loads(line[6:]) if line[6:] != "[DONE]" else {"done": True} for line in lines]
     return [
-        json.dumps({key: each for key, each in event.items() if key not in own}) for event in told
+        json.dumps({key: item for key, item in event.items() if key not in own}) for event in told
     ]
 
 
 def test_a_stream_is_the_servers_own(gateway: Gateway) -> None:
     gateway.load("other")
     (port,) = (
-        each.laddr.port
+        net_connection.laddr.port
         for process in guarded(gateway, "other")
-        for each in process.net_connections("tcp")
-        if each.status == psutil.CONN_LISTEN
+        for net_connection in process.net_connections("tcp")
+        if net_connection.status == psutil.CONN_LISTEN
     )
     through = gateway.client.post("/v1/chat/completions", json=_body("other", 50))
     own = httpx.post(

@@ -69,7 +69,7 @@ def mlx_lm(folder: Path) -> MlxLm:
 
 
 @pytest.fixture(scope="module")
-def own(mlx_lm: MlxLm) -> Callable[[str], Answer]:
+def reference(mlx_lm: MlxLm) -> Callable[[str], Answer]:
     """mlx-lm's answer to a message."""
     return functools.cache(lambda text: mlx_lm.chat(text, TOKENS))
 
@@ -82,17 +82,17 @@ def _ask(gateway: Gateway, text: str, **fields: Any) -> tuple[str, dict[str, Any
 
 
 def test_text_is_mlx_lms_alone_after_a_branch_and_from_the_prompt_cache(
-    gateway: Gateway, own: Callable[[str], Answer]
+    gateway: Gateway, reference: Callable[[str], Answer]
 ) -> None:
     for message, cached in ((AGAIN, 0), (BRANCH, BLOCK), (AGAIN, BLOCK)):
         text, usage = _ask(gateway, message)
-        assert text == own(message).text
+        assert text == reference(message).text
         assert usage["prompt_tokens_details"]["cached_tokens"] == cached
 
 
 @pytest.mark.slow
-def test_text_is_mlx_lms_with_guesses(gateway: Gateway, own: Callable[[str], Answer]) -> None:
-    expected = own(AGAIN).text
+def test_text_is_mlx_lms_with_guesses(gateway: Gateway, reference: Callable[[str], Answer]) -> None:
+    expected = reference(AGAIN).text
     prediction = {"type": "content", "content": f"{expected[:8]} Or so. {expected[8:]}"}
     text, usage = _ask(gateway, AGAIN, prediction=prediction)
     assert text == expected
@@ -125,11 +125,11 @@ def test_texts_are_mlx_lms_eight_at_once(gateway: Gateway, mlx_lm: MlxLm, held: 
 
 @pytest.mark.slow
 def test_stream_is_mlx_lms_text_after_a_kill(
-    gateway: Gateway, own: Callable[[str], Answer], mlx_lm: MlxLm
+    gateway: Gateway, reference: Callable[[str], Answer], mlx_lm: MlxLm
 ) -> None:
     """Characters of several tokens arrive whole, whichever worker made the first of them."""
     gateway.load(MODEL)
-    expected = own(AGAIN)
+    expected = reference(AGAIN)
     assert any("\ufffd" in mlx_lm.tokenizer.decode([token]) for token in expected.token_ids)
     killed = gateway.worker_pid(MODEL)
     stream = open_stream(gateway, AGAIN, MODEL, max_tokens=TOKENS, temperature=0)
@@ -141,9 +141,11 @@ def test_stream_is_mlx_lms_text_after_a_kill(
 
 
 @pytest.mark.slow
-def test_text_is_mlx_lms_after_an_unload(gateway: Gateway, own: Callable[[str], Answer]) -> None:
+def test_text_is_mlx_lms_after_an_unload(
+    gateway: Gateway, reference: Callable[[str], Answer]
+) -> None:
     gateway.order("unload", MODEL).raise_for_status()
-    assert _ask(gateway, AGAIN)[0] == own(AGAIN).text
+    assert _ask(gateway, AGAIN)[0] == reference(AGAIN).text
 
 
 def _perplexity(gateway: Gateway, model_id: str, token_ids: list[int]) -> float:

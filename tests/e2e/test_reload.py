@@ -42,7 +42,7 @@ def test_under_load_only_what_changed_is_touched(start_gateway: Callable[..., Ga
     changed = [open_stream(running, STORY, "changed", **LONG) for _ in range(8)]
     endless = {**LONG, "max_tokens": 3000}
     removed = [open_stream(running, STORY, "removed", **endless) for _ in range(8)]
-    eventually(lambda: all(each.text for each in (*same, *changed, *removed)), START_S)
+    eventually(lambda: all(stream.text for stream in (*same, *changed, *removed)), START_S)
     answer = _reload(
         running,
         _config(
@@ -63,10 +63,10 @@ def test_under_load_only_what_changed_is_touched(start_gateway: Callable[..., Ga
     }
     late = running.chat("Hello", "removed")
     assert (late.status_code, late.json()["error"]["code"]) == (404, "model_not_found")
-    for each in (*same, *changed):
-        assert each.join().outcome == expected
-    for each in removed:
-        error = each.join().error
+    for stream in (*same, *changed):
+        assert stream.join().outcome == expected
+    for stream in removed:
+        error = stream.join().error
         assert error is not None
         assert error["code"] == "model_unavailable"
         assert "'removed' was taken out of the configuration" in error["message"]
@@ -75,9 +75,9 @@ def test_under_load_only_what_changed_is_touched(start_gateway: Callable[..., Ga
     assert running.worker_pid("changed") != pids["changed"]
     assert running.model("changed")["restarts"] == 0
     eventually(lambda: running.model("added")["state"] == "ready", START_S)
-    assert {each["id"] for each in running.status()["models"]} == {"same", "changed", "added"}
+    assert {model["id"] for model in running.status()["models"]} == {"same", "changed", "added"}
     memory = running.status()["memory"]
-    granted = [each["worker"]["granted_bytes"] for each in running.status()["models"]]
+    granted = [model["worker"]["granted_bytes"] for model in running.status()["models"]]
     assert memory["granted_bytes"] == sum(granted)
 
 
@@ -94,9 +94,9 @@ def test_mistakes_change_nothing_and_are_all_said(start_gateway: Callable[..., G
     assert "stays as it was" in message
     for line, text in ((2, "drain_s"), (7, "priority"), (9, "nonsense")):
         assert any(
-            each.startswith(f"{path}:{line}: ") and text in each for each in message.splitlines()
+            item.startswith(f"{path}:{line}: ") and text in item for item in message.splitlines()
         ), message
-    assert [each["id"] for each in running.status()["models"]] == ["a", "b"]
+    assert [model["id"] for model in running.status()["models"]] == ["a", "b"]
     assert running.worker_pid("a") == pid
     (event,) = running.events("reload")
     assert len(event["mistakes"]) == 3
@@ -172,5 +172,5 @@ def test_a_smaller_budget_displaces_and_a_hangup_reads_again(
     assert busy.join().outcome == undisturbed
     running.config_path.write_text(_config(_model("b")), "utf-8")
     running.process.send_signal(signal.SIGHUP)
-    eventually(lambda: [each["id"] for each in running.status()["models"]] == ["b"])
+    eventually(lambda: [model["id"] for model in running.status()["models"]] == ["b"])
     assert running.model("b")["state"] == "ready"

@@ -109,7 +109,7 @@ def test_departed_client_counts_while_its_answer_is_made(
     gateway.load()
     body = json.dumps(chat_body("a" * 1_500_000)).encode()
 
-    def keep(name: str) -> None:
+    def request_stored(name: str) -> None:
         head = f"X-Mailbox: keep\r\nX-Request-Id: {name}\r\nContent-Length: {len(body)}\r\n\r\n"
         with connect(gateway) as connection:
             send(connection, f"POST {CHAT} HTTP/1.1\r\n".encode() + HOST + head.encode() + body)
@@ -119,8 +119,8 @@ def test_departed_client_counts_while_its_answer_is_made(
     worker = psutil.Process(gateway.worker_pid())
     # No answer comes to its end.
     worker.suspend()
-    keep("first")
-    keep("second")
+    request_stored("first")
+    request_stored("second")
     refused = gateway.chat("a" * 1_500_000)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
     with contextlib.suppress(psutil.NoSuchProcess):

@@ -28,9 +28,9 @@ def _umask(mask: int) -> Iterator[None]:
 def _open_to_others(folder: Path) -> dict[str, str]:
     """What others have rights to, below folders that are open to them."""
     return {
-        str(each.relative_to(folder)): f"{mode:04o}"
-        for each in folder.rglob("*")
-        if (mode := stat.S_IMODE(each.lstat().st_mode)) & 0o077 and not each.is_socket()
+        str(path.relative_to(folder)): f"{mode:04o}"
+        for path in folder.rglob("*")
+        if (mode := stat.S_IMODE(path.lstat().st_mode)) & 0o077 and not path.is_socket()
     }
 
 

@@ -65,20 +65,20 @@ def _post(gateway: Gateway, text: str, headers: dict[str, str], **fields: Any) -
 
 def _waiting(gateway: Gateway) -> list[dict[str, Any]]:
     listed = gateway.client.get("/admin/v1/requests").raise_for_status().json()["requests"]
-    return [each for each in listed if each["state"] != "running"]
+    return [item for item in listed if item["state"] != "running"]
 
 
 def _streams(gateway: Gateway, headers: dict[str, str], number: int, tokens: int) -> list[Stream]:
     return [
         open_stream(
             gateway,
-            f"Tell me story {each}.",
+            f"Tell me story {index}.",
             headers=headers,
             max_tokens=tokens,
             ignore_eos=True,
             temperature=0,
         )
-        for each in range(number)
+        for index in range(number)
     ]
 
 
@@ -87,17 +87,17 @@ def test_short_chats_are_answered_while_a_flood_of_another_key_waits(
 ) -> None:
     with ThreadPoolExecutor(FLOOD) as pool:
         flood = [
-            pool.submit(_post, gateway, f"{each} {LONG}", keys["flood"]) for each in range(FLOOD)
+            pool.submit(_post, gateway, f"{index} {LONG}", keys["flood"]) for index in range(FLOOD)
         ]
         eventually(lambda: len(_waiting(gateway)) > FLOOD // 2)
-        before, waiting = sum(each.done() for each in flood), len(_waiting(gateway))
+        before, waiting = sum(future.done() for future in flood), len(_waiting(gateway))
         answer = _post(gateway, "Hello.", keys["short"])
         assert answer.status_code == 200
-        assert sum(each.done() for each in flood) - before < waiting
+        assert sum(future.done() for future in flood) - before < waiting
         sharers = gateway.model()["sharers"]
-        assert {each["name"] for each in sharers} >= {"flood", "short"}
-        assert all(each.result().status_code == 200 for each in flood)
-    took = {each["name"]: each["cost_s"] for each in gateway.model()["sharers"]}
+        assert {sharer["name"] for sharer in sharers} >= {"flood", "short"}
+        assert all(future.result().status_code == 200 for future in flood)
+    took = {sharer["name"]: sharer["cost_s"] for sharer in gateway.model()["sharers"]}
     assert took["flood"] > took["short"] > 0.0
     text = gateway.client.get("/metrics").text
     found = re.findall(r'sharer_seconds_total\{model_name="demo",sharer="(\w+)"\}', text)
@@ -108,13 +108,13 @@ def test_streams_that_have_all_places_give_one_up_and_go_on(
     gateway: Gateway, keys: dict[str, dict[str, str]]
 ) -> None:
     tokens = 600
-    alone = [each.join().outcome for each in _streams(gateway, keys["flood"], PLACES, tokens)]
+    alone = [stream.join().outcome for stream in _streams(gateway, keys["flood"], PLACES, tokens)]
     streams = _streams(gateway, keys["flood"], PLACES, tokens)
-    eventually(lambda: all(each.text for each in streams))
+    eventually(lambda: all(stream.text for stream in streams))
     answer = _post(gateway, "Hello.", keys["short"])
     assert answer.status_code == 200
-    assert not all(each.done for each in streams)
-    assert [each.join().outcome for each in streams] == alone
+    assert not all(stream.done for stream in streams)
+    assert [stream.join().outcome for stream in streams] == alone
 
 
 def test_a_full_queue_has_a_place_for_another_key(
@@ -123,15 +123,16 @@ def test_a_full_queue_has_a_place_for_another_key(
     most = PLACES + DEPTH
     with ThreadPoolExecutor(most) as pool:
         flood = [
-            pool.submit(_post, gateway, f"{each} {LONG}", keys["flood"]) for each in range(most)
+            pool.submit(_post, gateway, f"{index} {LONG}", keys["flood"]) for index in range(most)
         ]
-        eventually(lambda: len(_waiting(gateway)) + sum(each.done() for each in flood) >= DEPTH)
+        eventually(lambda: len(_waiting(gateway)) + sum(future.done() for future in flood) >= DEPTH)
         with ThreadPoolExecutor(PLACES) as others:
             answers = [
-                others.submit(_post, gateway, f"{each}", keys["short"]) for each in range(PLACES)
+                others.submit(_post, gateway, f"{number}", keys["short"])
+                for number in range(PLACES)
             ]
-        assert all(each.result().status_code == 200 for each in answers)
-        codes = {each.result().status_code for each in flood}
+        assert all(answer.result().status_code == 200 for answer in answers)
+        codes = {future.result().status_code for future in flood}
     assert codes <= {200, 429}
 
 
@@ -146,13 +147,13 @@ def test_a_key_that_only_embeds_keeps_nobody_waiting(
     gateway.load("minilm")
     number = 12
     with ThreadPoolExecutor(number) as pool:
-        texts = [f"{each} {LONG[:200]}" for each in range(8)]
+        texts = [f"{index} {LONG[:200]}" for index in range(8)]
         flood = [pool.submit(_embed, gateway, keys["flood"], texts) for _ in range(number)]
         eventually(lambda: gateway.model("minilm")["active_requests"] > number // 2)
         assert _embed(gateway, keys["short"], ["Hello."]).status_code == 200
-        assert sum(each.done() for each in flood) < number // 2
-        assert all(each.result().status_code == 200 for each in flood)
-    took = {each["name"]: each["cost_s"] for each in gateway.model("minilm")["sharers"]}
+        assert sum(future.done() for future in flood) < number // 2
+        assert all(future.result().status_code == 200 for future in flood)
+    took = {sharer["name"]: sharer["cost_s"] for sharer in gateway.model("minilm")["sharers"]}
     assert took["flood"] > took["short"] > 0.0
 
 
@@ -171,7 +172,7 @@ def test_a_key_that_only_uploads_keeps_nobody_waiting(
     with ThreadPoolExecutor(number) as pool:
         flood = [pool.submit(_upload, gateway, keys["flood"]) for _ in range(number)]
         eventually(lambda: len(_waiting(gateway)) > number // 2)
-        before, waiting = sum(each.done() for each in flood), len(_waiting(gateway))
+        before, waiting = sum(future.done() for future in flood), len(_waiting(gateway))
         assert _upload(gateway, keys["short"]).status_code == 200
-        assert sum(each.done() for each in flood) - before < waiting
-        assert all(each.result().status_code == 200 for each in flood)
+        assert sum(future.done() for future in flood) - before < waiting
+        assert all(future.result().status_code == 200 for future in flood)

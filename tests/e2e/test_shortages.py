@@ -33,12 +33,12 @@ path = "demo"
 
 
 def _children(gateway: Gateway) -> set[int]:
-    return {each.pid for each in psutil.Process(gateway.pid).children()}
+    return {child.pid for child in psutil.Process(gateway.pid).children()}
 
 
 def _zombies(gateway: Gateway) -> list[psutil.Process]:
     children = psutil.Process(gateway.pid).children()
-    return [each for each in children if each.status() == psutil.STATUS_ZOMBIE]
+    return [child for child in children if child.status() == psutil.STATUS_ZOMBIE]
 
 
 @pytest.mark.slow
@@ -93,7 +93,9 @@ threading.Thread.start = fails
         environment=sitecustomize(tmp_path / "s", EAGER_SPARES + code),
     )
     short.touch()
-    eventually(lambda: any(each["change"] == "ready" for each in running.events("spare")), START_S)
+    eventually(
+        lambda: any(event["change"] == "ready" for event in running.events("spare")), START_S
+    )
     running.load("demo")
     for _ in range(2):
         answer = running.order("load", "other")
@@ -101,7 +103,7 @@ threading.Thread.start = fails
         assert (answer.status_code, error["code"]) == (503, "model_unavailable")
         assert "can't start new thread" in error["message"]
     eventually(
-        lambda: any(each["change"] == "not started" for each in running.events("spare")), START_S
+        lambda: any(entry["change"] == "not started" for entry in running.events("spare")), START_S
     )
     model = running.model("other")
     assert model["state"] in ("backoff", "failed", "unloaded")
@@ -121,7 +123,7 @@ def test_without_descriptors_readings_stop_and_go_on(
     start_gateway: Callable[..., Gateway],
 ) -> None:
     running = start_gateway(models=(), config=CONFIG)
-    pids = [running.load(each)["worker"]["pid"] for each in ("demo", "other")]
+    pids = [running.load(text)["worker"]["pid"] for text in ("demo", "other")]
     eventually(lambda: running.status()["memory"]["footprint_bytes"])
     assert running.client.get("/health").json()["faults"] == []
     # It outlasts the next readings: where it ends, a descriptor is free.

@@ -42,7 +42,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
             attributes = resource.resource.attributes
             self.server.services |= {
-                each.value.string_value for each in attributes if each.key == "service.name"
+                attribute.value.string_value
+                for attribute in attributes
+                if attribute.key == "service.name"
             }
             for scope in resource.scope_spans:
                 self.server.spans += scope.spans
@@ -75,21 +77,21 @@ def test_a_request_is_a_span_with_its_phases(
     # The rest is sent at the end.
     assert running.stop() == 0
     assert collector.services == {"bulkhead"}
-    whole, failed = (each for each in collector.spans if each.kind == Span.SPAN_KIND_SERVER)
+    whole, failed = (span for span in collector.spans if span.kind == Span.SPAN_KIND_SERVER)
     if failed.trace_id.hex() == TRACE:
         whole, failed = failed, whole
     assert (whole.name, whole.trace_id.hex()) == ("POST /v1/chat/completions", TRACE)
     assert whole.parent_span_id.hex() == PARENT
-    told = {each.key: each.value for each in whole.attributes}
+    told = {attribute.key: attribute.value for attribute in whole.attributes}
     assert told["bulkhead.request_id"].string_value == "traced"
     assert told["gen_ai.request.model"].string_value == "demo"
     assert told["gen_ai.usage.output_tokens"].int_value == 4
     assert (whole.status.code, failed.status.code) == (0, 2)
-    phases = [each for each in collector.spans if each.parent_span_id == whole.span_id]
-    assert [each.name for each in phases] == ["queue", "prefill", "decode"]
+    phases = [span for span in collector.spans if span.parent_span_id == whole.span_id]
+    assert [phase.name for phase in phases] == ["queue", "prefill", "decode"]
     times = [whole.start_time_unix_nano]
-    for each in phases:
-        times += [each.start_time_unix_nano, each.end_time_unix_nano]
+    for phase in phases:
+        times += [phase.start_time_unix_nano, phase.end_time_unix_nano]
     # The loop's clock has steps of a millisecond.
     assert all(b - a > -2_000_000 for a, b in pairwise(times))
     assert phases[-1].end_time_unix_nano == whole.end_time_unix_nano

@@ -344,16 +344,16 @@ async def test_rank_whose_start_was_not_answered_counts_as_started(machine, host
     rank = RemoteRank(host, 1, RankLog(rank_log(tmp_path), 1))
     await host.read()
     ask = SshSession.ask
+    started: list[RankStarted] = []
 
     async def ask_in_vain(session: SshSession, request: StartRank, kind: object, _: float) -> Any:
-        await ask(session, request, RankStarted, 10.0)
+        started.append(await ask(session, request, RankStarted, 10.0))
         raise TimeoutError("studio2 did not answer")
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(SshSession, "ask", ask_in_vain)
         await rank.start(order(), machine.settings)
-    (pid,) = machine.ranks()
     end = await end_of(rank)
     reason = "studio2 didn't say whether it was started: studio2 did not answer"
     assert end == RankEnd(None, reason)
-    assert gone(pid)
+    assert gone(started[0].process.pid)

@@ -54,8 +54,8 @@ def flags(faults: Path) -> Iterator[Path]:
     `broken` is there each crashes, while `slow` is there every step takes its time.
     """
     yield faults
-    for each in faults.iterdir():
-        each.unlink()
+    for path in faults.iterdir():
+        path.unlink()
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ class TestRequests:
             url = f"{gateway.url}/v1/chat/completions"
             with client.stream("POST", url, json=body) as answer:
                 lines = answer.iter_lines()
-                next(each for each in lines if '"content"' in each)
+                next(line for line in lines if '"content"' in line)
                 os.kill(gateway.worker_pid(), signal.SIGKILL)
                 eventually(lambda: gateway.model()["queue_depth"] == 1)
         eventually(lambda: gateway.model()["queue_depth"] == 0, START_S)
@@ -148,7 +148,7 @@ class TestRequests:
             gateway.order("kill", force=True).raise_for_status()
         (flags / "slow").unlink()
         assert stream.join().text == whole
-        parked_at = [each["delivered_tokens"] for each in gateway.events("park")[-3:]]
+        parked_at = [event["delivered_tokens"] for event in gateway.events("park")[-3:]]
         assert 0 < parked_at[0] <= parked_at[-1] < parked_at[0] + 32
         assert (gateway.model()["state"], gateway.model()["restarts"]) == ("ready", restarts)
         assert len(gateway.events("breaker")) == judged
@@ -401,21 +401,21 @@ class TestEvents:
         stream.join()
         running.order("unload").raise_for_status()
         text = running.client.get("/admin/v1/events?follow=0").text
-        events = [json.loads(each[6:]) for each in text.splitlines() if each.startswith("data: ")]
-        kinds = [each["event"] for each in events if each["event"] != "state"]
+        events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+        kinds = [event["event"] for event in events if event["event"] != "state"]
         begin, end = ["admit", "start", "ready", "exit", "park", "admit", "start"], ["exit"]
         # A worker's ready and what it is sent at once are told in either order.
         assert kinds[:-1] in ([*begin, "resume", "ready"], [*begin, "ready", "resume"])
         assert kinds[-1:] == end
-        states = [each["after"] for each in events if each["event"] == "state"]
+        states = [event["after"] for event in events if event["event"] == "state"]
         assert states[:4] == ["waiting", "starting", "loading", "ready"]
         assert states[-1] == "unloaded"
-        first_exit = next(each for each in events if each["event"] == "exit")
+        first_exit = next(event for event in events if event["event"] == "exit")
         assert (first_exit["pid"], first_exit["signal"]) == (killed, "SIGKILL")
-        park = next(each for each in events if each["event"] == "park")
+        park = next(event for event in events if event["event"] == "park")
         assert park["delivered_tokens"] > 0
         first = events[0]["id"]
-        assert [each["id"] for each in events] == list(range(first, first + len(events)))
+        assert [event["id"] for event in events] == list(range(first, first + len(events)))
         for kind in set(kinds):
             assert f"event={kind} model=demo" in running.log
 
@@ -434,7 +434,7 @@ class TestEvents:
             lines = answer.iter_lines()
             assert next(lines).startswith(":")
             gateway.order("load", wait=False)
-            assert next(each for each in lines if each.startswith("event: ")) == "event: state"
+            assert next(line for line in lines if line.startswith("event: ")) == "event: state"
 
     @pytest.mark.slow
     def test_on_the_command_line(self, gateway: Gateway) -> None:
@@ -443,10 +443,10 @@ class TestEvents:
         assert shown.returncode == 0
         assert "demo  ready  pid=" in shown.stdout
         as_json = bulkhead("events", "--json", "-n", "2", url=gateway.url)
-        assert len([json.loads(each) for each in as_json.stdout.splitlines()]) == 2
+        assert len([json.loads(line) for line in as_json.stdout.splitlines()]) == 2
         gateway.client.get("/v1/models/none")
         of_model = bulkhead("events", "--model", "demo", "-n", "3", url=gateway.url)
-        assert [each.split()[2] for each in of_model.stdout.splitlines()] == ["demo"] * 3
+        assert [text.split()[2] for text in of_model.stdout.splitlines()] == ["demo"] * 3
         nobody = bulkhead("events", "--model", "nobody", url=gateway.url)
         assert (nobody.returncode, nobody.stdout) == (4, "")
         assert "nobody" in nobody.stderr

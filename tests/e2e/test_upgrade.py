@@ -26,11 +26,11 @@ _QUESTIONS = ("Tell me a story.", "What is Bulkhead?", "Hello")
 @pytest.fixture(scope="module")
 def gateway(installation: Path) -> Iterator[Gateway]:
     running = Gateway(
-        models=tuple(f"demo={each}" for each in _MODELS),
+        models=tuple(f"demo={model}" for model in _MODELS),
         environment={"PYTHONPATH": str(installation)},
     )
-    for each in _MODELS:
-        running.load(each)
+    for model in _MODELS:
+        running.load(model)
     yield running
     # The last test kills who serves.
     assert running.stop() == 1, running.log
@@ -38,7 +38,7 @@ def gateway(installation: Path) -> Iterator[Gateway]:
 
 @pytest.fixture(scope="module")
 def undisturbed(gateway: Gateway) -> list[tuple[object, ...]]:
-    return [each.join().outcome for each in _streams(gateway)]
+    return [stream.join().outcome for stream in _streams(gateway)]
 
 
 def _streams(gateway: Gateway) -> list[Stream]:
@@ -62,7 +62,7 @@ def _upgrade(gateway: Gateway) -> httpx.Response:
 
 
 def _workers(gateway: Gateway) -> dict[str, int]:
-    return {each: gateway.worker_pid(each) for each in _MODELS}
+    return {model: gateway.worker_pid(model) for model in _MODELS}
 
 
 @contextmanager
@@ -76,7 +76,7 @@ def _changed(path: Path, change: Callable[[str], str]) -> Iterator[None]:
 
 
 def _begun(streams: list[Stream]) -> None:
-    eventually(lambda: all(each.text or each.error for each in streams), START_S)
+    eventually(lambda: all(stream.text or stream.error for stream in streams), START_S)
 
 
 def _get(connection: http.client.HTTPConnection, path: str) -> int:
@@ -113,7 +113,7 @@ class _Response(threading.Thread):
     @property
     def kinds(self) -> list[str]:
         self.join(120)
-        return [each.removeprefix("event: ") for each in self.lines if each.startswith("event: ")]
+        return [line.removeprefix("event: ") for line in self.lines if line.startswith("event: ")]
 
 
 def test_upgrade_disturbs_no_client(
@@ -140,13 +140,13 @@ def test_upgrade_disturbs_no_client(
         assert slow.recv(12) == b"HTTP/1.1 200"
         slow.close()
         assert gateway.status()["pid"] == answer["pid"]
-        assert [each.join().outcome for each in streams] == undisturbed
+        assert [stream.join().outcome for stream in streams] == undisturbed
         assert response.kinds[-1] == "response.incomplete"
         assert _get(idle, "/livez") == 200
     idle.close()
     assert len(set(pids)) == 3
     assert _workers(gateway) == workers
-    assert [each.join().outcome for each in _streams(gateway)] == undisturbed
+    assert [stream.join().outcome for stream in _streams(gateway)] == undisturbed
     # Those before are remembered, and no model was loaded since.
     assert len(gateway.events("ready")) == events
     eventually(lambda: gone(pids[1]))
@@ -164,7 +164,7 @@ def test_successor_that_crashes_at_its_start(
         refused = _upgrade(gateway)
     assert refused.status_code == 503
     assert "RuntimeError: oh" in refused.json()["error"]["message"]
-    assert [each.join().outcome for each in streams] == undisturbed
+    assert [stream.join().outcome for stream in streams] == undisturbed
     assert (_workers(gateway), gateway.status()["pid"]) == (workers, pid)
 
 
@@ -218,7 +218,7 @@ def test_successor_that_dies_during_the_hand_over(
         refused = _upgrade(gateway)
     assert refused.status_code == 503
     assert "status 7" in refused.json()["error"]["message"]
-    assert [each.join().outcome for each in streams] == undisturbed
+    assert [stream.join().outcome for stream in streams] == undisturbed
     assert gateway.status()["pid"] == pid
     assert gateway.say("Hello", "b")
 
@@ -232,7 +232,7 @@ def test_a_worker_that_was_handed_over_is_missed(
     _begun(streams)
     for pid in _workers(gateway).values():
         os.kill(pid, signal.SIGKILL)
-    assert [each.join().outcome for each in streams] == undisturbed
+    assert [stream.join().outcome for stream in streams] == undisturbed
     unloaded = gateway.order("unload", "a").raise_for_status().json()
     assert unloaded["state"] == "unloaded"
     gateway.load("a")

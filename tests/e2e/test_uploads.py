@@ -95,6 +95,6 @@ def test_few_bytes_may_come_in_chunks_of_their_own(
         head = post(PATH, b"", TYPE, CLOSE).replace(
             b"Content-Length: 0", b"Transfer-Encoding: chunked"
         )
-        chunks = b"".join(b"1\r\n%c\r\n" % each for each in body)
+        chunks = b"".join(b"1\r\n%c\r\n" % number for number in body)
         send(connection, head + chunks + b"0\r\n\r\n")
         assert told in read_all(connection)

@@ -39,31 +39,31 @@ class TestKilled:
             stack.callback(lambda: one.stop())
             two = stack.enter_context(behind(models=("demo",)))
             first = stack.enter_context(behind(one=one, two=two))
-            for each in (one, two):
-                each.load()
+            for gateway in (one, two):
+                gateway.load()
             eventually(lambda: _states(first) == ["ready", "ready"])
 
             begun = _ten(first, 1000)
-            eventually(lambda: all(each.text for each in begun), START_S)
+            eventually(lambda: all(stream.text for stream in begun), START_S)
             there, elsewhere = _running(first)
             assert there > 0 < elsewhere
             one.process.kill()
             meanwhile = _ten(first, 100)
             for stream in begun:
                 stream.join()
-            broken = [each for each in begun if not each.done]
+            broken = [stream for stream in begun if not stream.done]
             assert len(broken) == there
-            assert all(each.events == ["error"] for each in broken)
-            assert {each.error["code"] for each in broken if each.error} == {"bad_gateway"}
+            assert all(stream.events == ["error"] for stream in broken)
+            assert {stream.error["code"] for stream in broken if stream.error} == {"bad_gateway"}
 
             one.stop()
             one = Gateway("--port", port)
             one.load()
-            assert all(each.join().done for each in meanwhile), "none had begun at the dead one"
+            assert all(stream.join().done for stream in meanwhile), "none had begun at the dead one"
             eventually(lambda: _states(first) == ["ready", "ready"], START_S)
             after = _ten(first, 300)
             eventually(lambda: all(_running(first)))
-            assert all(each.join().done for each in after)
+            assert all(stream.join().done for stream in after)
 
 
 def _ten(first: Gateway, tokens: int) -> list[Stream]:
@@ -72,11 +72,11 @@ def _ten(first: Gateway, tokens: int) -> list[Stream]:
 
 
 def _states(first: Gateway) -> list[str]:
-    return [each["state"] for each in listed(first).values()]
+    return [item["state"] for item in listed(first).values()]
 
 
 def _running(first: Gateway) -> list[int]:
-    return [each["active_requests"] for each in upstream_of(first)]
+    return [entry["active_requests"] for entry in upstream_of(first)]
 
 
 def _asked(gateway: Gateway) -> float:
@@ -104,17 +104,20 @@ class TestCircles:
                 {"demo", "one/demo", "one/three/demo"},
                 {"demo", "two/demo", "two/one/demo"},
             ]
-            eventually(lambda: [set(listed(each)) for each in ring] == wanted)
+            eventually(lambda: [set(listed(gateway)) for gateway in ring] == wanted)
             assert one.say("hi", "three/two/demo", max_tokens=2)
-            before = [_asked(each) for each in ring]
+            before = [_asked(gateway) for gateway in ring]
             assert one.chat("hi", "three/two/one/demo").status_code == 404
             assert one.chat("hi", "three/none").status_code == 404
-            assert [_asked(each) for each in ring] == [before[0] + 2, *before[1:]], "none went on"
+            assert [_asked(gateway) for gateway in ring] == [before[0] + 2, *before[1:]], (
+                "none went on"
+            )
             # Whoever sends it on all the same is refused where it comes back.
             via = f"1.1 bulkhead-{one.status()['instance']}"
             refused = three.chat("hi", "two/one/demo", {"via": via})
             assert refused.status_code == 508
-            assert [_asked(each) - at for each, at in zip(ring, before, strict=True)] == [3, 1, 1]
+            rises = [_asked(gateway) - count for gateway, count in zip(ring, before, strict=True)]
+            assert rises == [3, 1, 1]
 
     def test_itself_under_another_name(self) -> None:
         with behind(models=("demo",)) as one:
@@ -151,7 +154,7 @@ class TestCircles:
 
 
 def _listing(*names: str) -> bytes:
-    models = ", ".join(f'{{"id": "{each}", "state": "ready", "via": ["x"]}}' for each in names)
+    models = ", ".join(f'{{"id": "{name}", "state": "ready", "via": ["x"]}}' for name in names)
     return whole(b'{"data": [%b]}' % models.encode())
 
 
@@ -189,7 +192,7 @@ BAD: dict[str, tuple[bytes, int, str]] = {
 
 class TestBadAnswers:
     def test_alone_each_is_told_and_with_another_it_answers(self) -> None:
-        aliases = ", ".join(f'"{each}"' for each in BAD)
+        aliases = ", ".join(f'"{text}"' for text in BAD)
         good = Gateway(models=(), config=f'[models.demo]\npath = "demo"\naliases = [{aliases}]\n')
         try:
             good.load()
@@ -222,7 +225,7 @@ def _check_bad(good: Gateway, tables: str, servers: dict[str, RawServer]) -> Non
 
 
 def _posts(server: RawServer) -> int:
-    return sum(each.startswith(b"POST") for each in server.heads)
+    return sum(head.startswith(b"POST") for head in server.heads)
 
 
 async def _with_bad(check: Callable[[str, dict[str, RawServer]], None]) -> None:
@@ -253,8 +256,8 @@ class Hole:
             self._held.append(each)
 
     def close(self) -> None:
-        for each in (*self._held, self._listening):
-            each.close()
+        for item in (*self._held, self._listening):
+            item.close()
 
 
 class TestSlow:
@@ -301,11 +304,11 @@ class TestSlow:
                     waiting = [open_stream(first, "hi", "slow/slow") for _ in range(count)]
                     await asyncio.to_thread(eventually, lambda: handled >= len(waiting))
                     await asyncio.to_thread(_ask_everything, first)
-                    assert not any(each.error for each in waiting)
+                    assert not any(stream.error for stream in waiting)
                     released.set()
-                    for each in waiting:
-                        await asyncio.to_thread(each.join)
-                    codes = {each.error["code"] for each in waiting if each.error}
+                    for stream in waiting:
+                        await asyncio.to_thread(stream.join)
+                    codes = {stream.error["code"] for stream in waiting if stream.error}
                     assert codes == ({"bad_gateway"} if lists else set())
                 finally:
                     released.set()

@@ -52,7 +52,7 @@ class TestLists:
         eventually(lambda: listed(first)["second/third/demo"]["state"] == "ready")
         models = listed(first)
         assert set(models) == {"second/demo", "second/third/demo", "third/demo"}
-        assert [len(models[each]["via"]) for each in sorted(models)] == [2, 3, 2]
+        assert [len(models[model]["via"]) for model in sorted(models)] == [2, 3, 2]
         assert models["third/demo"]["owned_by"] == "third"
         assert models["third/demo"]["aliases"] == ["demo"]
         assert models["third/demo"]["floor_bytes"] is None
@@ -70,7 +70,7 @@ class TestLists:
         assert last["url"] == f"{third.url}/v1"
         assert last["reachable"]
         assert last["bulkhead"]
-        assert {each["id"] for each in second["models"]} == {"demo", "third/demo"}
+        assert {model["id"] for model in second["models"]} == {"demo", "third/demo"}
         printed = subprocess.run(
             [BULKHEAD, "status", "--url", first.url], capture_output=True, text=True, check=True
         ).stdout
@@ -180,8 +180,8 @@ class TestAnswers:
 
     def test_ollama_s_paths_reach_another_bulkhead(self, three: Three) -> None:
         first, _, third = three
-        names = {each["name"] for each in first.client.get("/api/tags").json()["models"]}
-        assert names == {f"{each}:latest" for each in listed(first)}
+        names = {model["name"] for model in first.client.get("/api/tags").json()["models"]}
+        assert names == {f"{text}:latest" for text in listed(first)}
         message = {"role": "user", "content": "hi"}
         options = {"temperature": 0, "num_predict": 8}
         body = {"messages": [message], "options": options}
@@ -190,7 +190,7 @@ class TestAnswers:
             lines = gateway.client.post(
                 "/api/chat", json={"model": model, **body}
             ).text.splitlines()
-            return "".join(json.loads(each)["message"]["content"] for each in lines)
+            return "".join(json.loads(line)["message"]["content"] for line in lines)
 
         assert text(first, "third/demo:latest") == text(third, "demo") != ""
         shown = first.client.post("/api/show", json={"name": "third/demo:latest"}).json()
@@ -203,8 +203,8 @@ class TestAnswers:
         first, second, third = three
         answer = first.chat("hi", "second/third/demo", {"x-request-id": "one-id"}, max_tokens=2)
         assert answer.headers["x-request-id"] == "one-id"
-        for each in (second, third):
-            eventually(lambda each=each: "one-id" in each.client.get("/admin/v1/logs").text)
+        for gateway in (second, third):
+            eventually(lambda item=gateway: "one-id" in item.client.get("/admin/v1/logs").text)
 
     def test_refusals_come_back_as_they_are(self, three: Three) -> None:
         refused = three[0].chat("hi", "third/demo", max_tokens=-2)
@@ -237,10 +237,10 @@ class TestAnswers:
         streams = [open_stream(first, STORY, **LONG | {"max_tokens": 1500}) for _ in range(4)]
 
         def shares() -> list[int]:
-            return [each["active_requests"] for each in first.status()["upstreams"]]
+            return [upstream["active_requests"] for upstream in first.status()["upstreams"]]
 
         eventually(lambda: shares() == [2, 2])
-        assert all(each.join().done for each in streams)
+        assert all(stream.join().done for stream in streams)
         eventually(lambda: shares() == [0, 0])
 
 
@@ -255,7 +255,7 @@ def _of_choices(answer: dict[str, Any]) -> object:
 
 
 def _plain(fields: dict[str, Any]) -> dict[str, Any]:
-    known = {key: each for key, each in fields.items() if key != "ignore_eos"}
+    known = {key: field for key, field in fields.items() if key != "ignore_eos"}
     return known | {"extra_body": {"ignore_eos": True}}
 
 
@@ -348,7 +348,7 @@ class TestDeaths:
                     stream = open_stream(first, "hi", max_tokens=2)
                     await asyncio.to_thread(stream.join)
                     assert stream.text == text
-                    return text, sum(b"POST" in each for each in raw.heads)
+                    return text, sum(b"POST" in head for head in raw.heads)
                 finally:
                     await asyncio.to_thread(first.stop)
 
@@ -420,7 +420,7 @@ class TestBadOnes:
 
 def _table(name: str, port: int, **keys: Any) -> str:
     lines = [f"[upstreams.{name}]", f'url = "http://127.0.0.1:{port}/v1"']
-    return "\n".join([*lines, *(f"{key} = {json.dumps(each)}" for key, each in keys.items()), ""])
+    return "\n".join([*lines, *(f"{key} = {json.dumps(item)}" for key, item in keys.items()), ""])
 
 
 @pytest.fixture(scope="module")

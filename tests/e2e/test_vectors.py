@@ -38,9 +38,9 @@ def client(gateway: Gateway) -> Iterator[openai.OpenAI]:
 def vectors(client: openai.OpenAI) -> np.ndarray:
     """As the client asks for them by itself: in base64."""
     answer = client.embeddings.create(model="minilm", input=TEXTS)
-    assert [each.index for each in answer.data] == list(range(len(TEXTS)))
+    assert [embedding.index for embedding in answer.data] == list(range(len(TEXTS)))
     assert answer.usage.prompt_tokens == answer.usage.total_tokens > len(TEXTS)
-    return np.array([each.embedding for each in answer.data])
+    return np.array([embedding.embedding for embedding in answer.data])
 
 
 def test_vectors_are_those_of_its_authors_library(vectors: np.ndarray) -> None:
@@ -60,8 +60,8 @@ def test_tokens_are_inputs_too(gateway: Gateway, vectors: np.ndarray) -> None:
         body = {"model": "minilm", "input": tokens, "encoding_format": "base64"}
         answer = gateway.client.post("/v1/embeddings", json=body).raise_for_status().json()
         assert answer["usage"] == {"prompt_tokens": 3 * number, "total_tokens": 3 * number}
-        for each in answer["data"]:
-            vector = np.frombuffer(base64.b64decode(each["embedding"]), "<f4")
+        for item in answer["data"]:
+            vector = np.frombuffer(base64.b64decode(item["embedding"]), "<f4")
             np.testing.assert_allclose(vector, vectors[2], atol=1e-5)
 
 
@@ -117,12 +117,12 @@ def test_documents_are_ordered_by_what_they_have_to_do_with_a_query(gateway: Gat
     results = answer["results"]
     assert results[0]["index"] == 1
     assert results[0]["document"] == documents[1]
-    scores = [each["relevance_score"] for each in results]
+    scores = [result["relevance_score"] for result in results]
     assert scores == sorted(scores, reverse=True)
     assert len(scores) == 3
     body |= {"top_n": 1, "return_documents": False}
     answer = gateway.client.post("/v1/rerank", json=body).raise_for_status().json()
-    assert [each["index"] for each in answer["results"]] == [1]
+    assert [result["index"] for result in answer["results"]] == [1]
     assert "document" not in answer["results"][0]
 
 
@@ -135,7 +135,7 @@ def test_a_chat_model_makes_vectors_too_beside_its_streams(
     eventually(lambda: stream.text, START_S)
     answer = client.embeddings.create(model="demo", input=["one", "two", "one"])
     assert stream.join().text == text
-    one, two, again = (np.array(each.embedding) for each in answer.data)
+    one, two, again = (np.array(embedding.embedding) for embedding in answer.data)
     assert one @ again > 0.9999 > one @ two
     assert "text" in gateway.client.get("/v1/models/demo").json()["abilities"]
 
@@ -150,6 +150,6 @@ def test_vectors_survive_their_worker(gateway: Gateway, client: openai.OpenAI) -
         eventually(lambda: gateway.model("minilm")["active_requests"], START_S)
         os.kill(pid, signal.SIGKILL)
         answer = asked.result(120)
-    assert cosines(np.array([each.embedding for each in answer.data])).min() >= 0.999
+    assert cosines(np.array([embedding.embedding for embedding in answer.data])).min() >= 0.999
     assert gateway.worker_pid("minilm") != pid
-    assert [each["model"] for each in gateway.events("resume")] == ["minilm"]
+    assert [event["model"] for event in gateway.events("resume")] == ["minilm"]

@@ -64,8 +64,8 @@ class _Lives:
         self._record = record
 
     def calls(self, pid: int) -> list[str]:
-        lines = (each.split(" ", 1) for each in self._record.read_text().splitlines())
-        return [call for own, call in lines if own == str(pid)]
+        lines = (line.split(" ", 1) for line in self._record.read_text().splitlines())
+        return [call for caller, call in lines if caller == str(pid)]
 
 
 def _wirings(calls: list[str]) -> list[str]:
@@ -128,8 +128,8 @@ def test_without_wiring_the_limit_is_never_touched(
 ) -> None:
     calls = lives.calls(_live(start("")))
     assert _wirings(calls) == []
-    assert len([each for each in calls if each.startswith("set_memory_limit")]) > 1
-    assert any(each.startswith("async_eval") for each in calls)
+    assert len([call for call in calls if call.startswith("set_memory_limit")]) > 1
+    assert any(text.startswith("async_eval") for text in calls)
 
 
 def test_with_wiring_it_is_set_once_and_undone_at_the_end(
@@ -143,7 +143,7 @@ def test_with_wiring_it_is_set_once_and_undone_at_the_end(
     assert calls.index(f"set_wired_limit {wired}") < calls.index(
         "set_memory_limit " + _first(calls)
     )
-    assert [each.split()[0] for each in calls[calls.index("set_wired_limit 0") :]] == [
+    assert [call.split()[0] for call in calls[calls.index("set_wired_limit 0") :]] == [
         "set_wired_limit",
         "clear_cache",
     ]
@@ -164,7 +164,7 @@ def test_a_worker_that_fails_ends_as_orderly(
     assert gateway.worker_pid() != pid
     calls = lives.calls(pid)
     assert _wirings(calls)[1:] == ["0"]
-    assert [each.split()[0] for each in calls[-4:]] == [
+    assert [call.split()[0] for call in calls[-4:]] == [
         "synchronize",
         "synchronize",
         "set_wired_limit",
@@ -173,4 +173,4 @@ def test_a_worker_that_fails_ends_as_orderly(
 
 
 def _first(calls: list[str]) -> str:
-    return next(each.split()[1] for each in calls if each.startswith("set_memory_limit"))
+    return next(call.split()[1] for call in calls if call.startswith("set_memory_limit"))

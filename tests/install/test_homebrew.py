@@ -120,8 +120,8 @@ def test_ruby_reads_every_resource(tmp_path: Path) -> None:
     )
     everywhere, *own = json.loads(said.stdout).values()
     assert len(own) == len(formula.SYSTEMS)
-    for each in own:
-        names = sorted(name for name, *_ in (*everywhere, *each))
+    for item in own:
+        names = sorted(name for name, *_ in (*everywhere, *item))
         assert names == ["built-once", "everywhere", "mlx"]
     for _, url, using, digest in (*everywhere, *own[0]):
         assert url.startswith(INDEX)

@@ -105,7 +105,7 @@ def test_each_gnu_program_is_found(command: str, name: str) -> None:
     assert _found(GNU, command) == {name}
 
 
-def test_what_make_381_knows_is_let_pass() -> None:
+def test_features_of_make_381_are_allowed() -> None:
     known = "test: export A :=\nB ?= $(or $(C),x)\nd:: e\n\t[ a != b ] && x::=y\n# private"
     assert _found(NEWER_MAKE, known) == set()
 
@@ -134,6 +134,6 @@ def test_a_python_of_intel_is_refused_by_name_on_a_mac(
         )
         for check in checks
     ]
-    assert [each.returncode for each in done] == [0, int(refused)]
+    assert [process.returncode for process in done] == [0, int(refused)]
     if refused:
         assert f"{sys.executable} is of x86_64, and MLX needs a Python of arm64" in done[1].stderr

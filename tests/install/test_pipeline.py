@@ -20,7 +20,7 @@ def _commands(workflow: Path) -> list[str]:
     return [step["run"] for job in jobs for step in job["steps"] if "run" in step]
 
 
-@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda each: each.stem)
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda item: item.stem)
 def test_a_workflow_runs_targets_and_scripts_that_are_there(workflow: Path) -> None:
     text = "\n".join(_commands(workflow))
     assert text
@@ -30,24 +30,24 @@ def test_a_workflow_runs_targets_and_scripts_that_are_there(workflow: Path) -> N
 
 
 def test_linux_and_apple_silicon_run_the_same() -> None:
-    (check,) = (each for each in WORKFLOWS if each.stem == "check")
+    (check,) = (workflow for workflow in WORKFLOWS if workflow.stem == "check")
     matrix = yaml.safe_load(check.read_text("utf-8"))["jobs"]["test"]["strategy"]["matrix"]
-    runners = {each["runner"].partition("-")[0] for each in matrix["include"]}
+    runners = {item["runner"].partition("-")[0] for item in matrix["include"]}
     assert runners == {"ubuntu", "macos"}
     assert {"make check", "make test"} <= set(_commands(check))
 
 
 def test_a_mac_of_7_gb_tests_one_at_a_time_and_on_its_processor() -> None:
-    (check,) = (each for each in WORKFLOWS if each.stem == "check")
+    (check,) = (workflow for workflow in WORKFLOWS if workflow.stem == "check")
     jobs = yaml.safe_load(check.read_text("utf-8"))["jobs"]
     (mac,) = (
-        each
-        for each in jobs["test"]["strategy"]["matrix"]["include"]
-        if each["runner"].startswith("macos")
+        item
+        for item in jobs["test"]["strategy"]["matrix"]["include"]
+        if item["runner"].startswith("macos")
     )
     assert (mac["processes"], mac["device"]) == (1, "cpu")
     assert jobs["test"]["env"]["BULKHEAD_DEVICE"] == "${{ matrix.device }}"
-    assert any(each.startswith("macos") for each in jobs["check"]["strategy"]["matrix"]["runner"])
+    assert any(item.startswith("macos") for item in jobs["check"]["strategy"]["matrix"]["runner"])
 
 
 def test_a_report_of_a_defect_needs_what_doctor_says() -> None:

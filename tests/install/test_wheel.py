@@ -45,13 +45,13 @@ def home() -> Iterator[Path]:
 
 def test_every_file_is_in_it(wheel: Path) -> None:
     expected = {
-        str(each.relative_to(ROOT))
+        str(path.relative_to(ROOT))
         for package in PACKAGES
-        for each in (ROOT / package).rglob("*")
-        if each.is_file() and "__pycache__" not in each.parts
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
     }
     with zipfile.ZipFile(wheel) as archive:
-        names = {each for each in archive.namelist() if ".dist-info/" not in each}
+        names = {text for text in archive.namelist() if ".dist-info/" not in text}
     assert names == expected
 
 
@@ -81,9 +81,9 @@ def test_it_is_well_where_it_is_unpacked(wheel: Path, home: Path) -> None:
         check=False,
     )
     found = json.loads(done.stdout)["findings"]
-    assert done.returncode == 0, [each for each in found if each["severity"] != "ok"]
+    assert done.returncode == 0, [item for item in found if item["severity"] != "ok"]
     assert f"bulkhead {VERSION}, " in next(
-        each["evidence"] for each in found if each["check"] == "packages"
+        item["evidence"] for item in found if item["check"] == "packages"
     )
 
 
@@ -119,10 +119,10 @@ def test_installed_tried_and_removed(tool: str, wheel: Path, home: Path) -> None
     assert shown.returncode == 0, shown.stderr
     assert run(*uninstall, "mlx-bulkhead").returncode == 0
     left = [
-        each
-        for each in home.rglob("*bulkhead*")
+        path
+        for path in home.rglob("*bulkhead*")
         # State and caches, and a lock of pipx's own.
-        if not {".cache", "state"} & {*each.parts} and each.suffix != ".lock"
+        if not {".cache", "state"} & {*path.parts} and path.suffix != ".lock"
     ]
     assert left == []
 

@@ -64,13 +64,13 @@ LEAST_SHARE: Final = 0.9
 
 def _tests(names: str) -> list[str]:
     first, *others = names.split()
-    return [first, *(str(Path(first).parent / each) for each in others)]
+    return [first, *(str(Path(first).parent / other) for other in others)]
 
 
 def _selected(only: tuple[str, ...]) -> Iterator[tuple[Path, list[str]]]:
     for path, names in POLICIES.items():
         if not only or path in only:
-            missing = [each for each in (path, *_tests(names)) if not (ROOT / each).is_file()]
+            missing = [test for test in (path, *_tests(names)) if not (ROOT / test).is_file()]
             if missing:
                 raise click.ClickException(f"these have moved: {', '.join(missing)}")
             yield Path(path), _tests(names)
@@ -99,7 +99,7 @@ def main(only: tuple[str, ...], jobs: int, most: int | None) -> None:
         versions = every = list(mutants((ROOT / path).read_text("utf-8")))
         if most is not None and len(every) > most:
             drawn = random.Random(str(path)).sample(range(len(every)), most)
-            versions = [every[each] for each in sorted(drawn)]
+            versions = [every[index] for index in sorted(drawn)]
         trial = Trial(path, versions, tests, jobs)
         trial.run()
         if trial.survived is None:
@@ -109,8 +109,8 @@ def main(only: tuple[str, ...], jobs: int, most: int | None) -> None:
         figures = f"{caught:6}{len(versions):6}{share:8.2f}{len(every):12}"
         table.append((share, f"{path!s:42}{figures}"))
         click.echo(table[-1][1])
-        for each in trial.survived:
-            click.echo(f"  {path}:{each.line}: {' '.join(each.change.split())}")
+        for mutant in trial.survived:
+            click.echo(f"  {path}:{mutant.line}: {' '.join(mutant.change.split())}")
     click.echo(f"\n{'policy':42}{'caught':>6}{'of':>6}{'share':>8}{'drawn from':>12}")
     for _, line in table:
         click.echo(line)

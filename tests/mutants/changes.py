@@ -77,9 +77,9 @@ def _nodes(node: ast.AST, path: _Path) -> Iterator[tuple[_Path, ast.AST]]:
         if isinstance(value, ast.AST):
             yield from _nodes(value, (*path, (name, None)))
         elif isinstance(value, list):
-            for index, each in enumerate(value):
-                if isinstance(each, ast.AST):
-                    yield from _nodes(each, (*path, (name, index)))
+            for index, item in enumerate(value):
+                if isinstance(item, ast.AST):
+                    yield from _nodes(item, (*path, (name, index)))
 
 
 def _place(tree: ast.AST, path: _Path) -> tuple[range, bool]:

@@ -72,10 +72,13 @@ class Trial:
         functions = _functions(str(ROOT / self._path))
         passed = _each(
             self._jobs,
-            [lambda each=each: self._passes(each, runs, functions) for each in self._versions],
+            [
+                lambda item=version: self._passes(item, runs, functions)
+                for version in self._versions
+            ],
         )
         pairs = zip(self._versions, passed, strict=True)
-        self.survived = [each for each, survives in pairs if survives]
+        self.survived = [mutant for mutant, survives in pairs if survives]
         return True
 
     def _as_it_is(self, items: list[pytest.Item]) -> list[_Run] | None:
@@ -85,7 +88,7 @@ class Trial:
                 return None
             told.seek(0)
             runs = [_Run(items[index], *rest) for index, *rest in pickle.load(told)]
-        return sorted(runs, key=lambda each: each.took_s)
+        return sorted(runs, key=lambda run: run.took_s)
 
     def _tell(self, items: list[pytest.Item], told: BinaryIO) -> bool:
         runs = []
@@ -108,11 +111,11 @@ class Trial:
             _limit(_CPU_S, runs)
             _import_anew(self._path, version.tree)
             return not _pytest(self._tests)
-        concerned = [each for each in runs if not each.lines.isdisjoint(version.lines)]
-        _limit(int(_TIMES * sum(each.took_s for each in concerned)) + _MORE_S, concerned)
+        concerned = [run for run in runs if not run.lines.isdisjoint(version.lines)]
+        _limit(int(_TIMES * sum(run.took_s for run in concerned)) + _MORE_S, concerned)
         for function in functions:
             function.__code__ = codes[_key(function.__code__)]
-        return not any(_fails(each.item) for each in concerned)
+        return not any(_fails(run.item) for run in concerned)
 
 
 def _pytest(tests: list[str], plugins: list[object] | None = None) -> int:
@@ -124,7 +127,7 @@ def _pytest(tests: list[str], plugins: list[object] | None = None) -> int:
 
 
 def _fails(item: pytest.Item) -> bool:
-    return any(each.failed for each in runtestprotocol(item, log=False))
+    return any(report.failed for report in runtestprotocol(item, log=False))
 
 
 @contextlib.contextmanager
@@ -187,13 +190,18 @@ def _limit(cpu_s: int, runs: list[_Run]) -> None:
 
 def _functions(file: str) -> list[FunctionType]:
     """All functions of a file."""
-    every = [each for each in gc.get_objects() if isinstance(each, FunctionType)]
-    return [each for each in every if each.__code__.co_filename == file]
+    every = [
+        function_type
+        for function_type in gc.get_objects()
+        if isinstance(function_type, FunctionType)
+    ]
+    return [function_type for function_type in every if function_type.__code__.co_filename == file]
 
 
 def _fit(functions: list[FunctionType], codes: dict[tuple[str, int], CodeType]) -> bool:
     return all(
-        each.__code__.co_freevars == codes[_key(each.__code__)].co_freevars for each in functions
+        function.__code__.co_freevars == codes[_key(function.__code__)].co_freevars
+        for function in functions
     )
 
 
@@ -203,9 +211,9 @@ def _key(code: CodeType) -> tuple[str, int]:
 
 def _codes(code: CodeType) -> Iterator[tuple[tuple[str, int], CodeType]]:
     yield _key(code), code
-    for each in code.co_consts:
-        if isinstance(each, CodeType):
-            yield from _codes(each)
+    for co_const in code.co_consts:
+        if isinstance(co_const, CodeType):
+            yield from _codes(co_const)
 
 
 def _import_anew(path: Path, tree: ast.Module) -> None:

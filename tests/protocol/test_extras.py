@@ -41,8 +41,8 @@ class _Installed(metadata.Distribution):
     def read_text(self, filename: str) -> str | None:
         if filename == "METADATA":
             lines = [f"Name: {self._name}", "Version: 1.0"]
-            lines += [f"Requires-Dist: {each}" for each in NEEDS[self._name]]
-            lines += [f"Provides-Extra: {each}" for each in ("cpu", "otel", "vision")]
+            lines += [f"Requires-Dist: {need}" for need in NEEDS[self._name]]
+            lines += [f"Provides-Extra: {text}" for text in ("cpu", "otel", "vision")]
             return "\n".join(lines)
         if filename == "INSTALLER":
             return f"{self.tool}\n"
@@ -127,5 +127,5 @@ def test_sources_alone_are_installed_from_where_they_lie(monkeypatch: pytest.Mon
 def test_no_text_names_a_distribution_that_is_on_no_index() -> None:
     """A hint of the code is of command_to_add."""
     root = Path(__file__).parents[2]
-    files = [each for room in ("gateway", "worker") for each in (root / room).rglob("*.py")]
-    assert [str(each) for each in files if "mlx-bulkhead[" in each.read_text("utf-8")] == []
+    files = [path for room in ("gateway", "worker") for path in (root / room).rglob("*.py")]
+    assert [str(file) for file in files if "mlx-bulkhead[" in file.read_text("utf-8")] == []

@@ -39,9 +39,9 @@ def guard() -> Iterator[tuple[subprocess.Popen[bytes], psutil.Process, psutil.Pr
         child = psutil.Process(os.getsid(hidden.pid))
         eventually(lambda: MARK not in hidden.environ())
         yield process, child, hidden
-        for each in (hidden, child):
-            if each.is_running():
-                each.kill()
+        for item in (hidden, child):
+            if item.is_running():
+                item.kill()
         process.kill()
 
 
@@ -49,7 +49,7 @@ def test_it_is_found_in_the_session_of_a_marked_one(
     guard: tuple[subprocess.Popen[bytes], psutil.Process, psutil.Process],
 ) -> None:
     process, child, hidden = guard
-    assert {each.pid for each in marked("own")} == {child.pid, hidden.pid}, "and no guard"
+    assert {process.pid for process in marked("own")} == {child.pid, hidden.pid}, "and no guard"
     process.kill()
     process.wait()
     assert kill_marked("own", 30)
@@ -61,9 +61,9 @@ def test_it_is_found_in_a_session_that_was_seen(
 ) -> None:
     process, child, hidden = guard
     command = CommandProcesses(process.pid, "own")
-    assert [each.pid for each in command.below()][:1] == [child.pid]
-    for each in (process, child):
-        each.send_signal(signal.SIGKILL)
+    assert [process.pid for process in command.below()][:1] == [child.pid]
+    for item in (process, child):
+        item.send_signal(signal.SIGKILL)
     process.wait()
     eventually(lambda: gone(child.pid))
     assert marked("own") == []
@@ -76,9 +76,9 @@ def test_a_session_is_forgotten_with_its_last_process(
 ) -> None:
     process, child, hidden = guard
     command = CommandProcesses(process.pid, "own")
-    assert {each.pid for each in command.all()} == {child.pid, hidden.pid}
-    for each in (process, child, hidden):
-        each.send_signal(signal.SIGKILL)
+    assert {process.pid for process in command.all()} == {child.pid, hidden.pid}
+    for item in (process, child, hidden):
+        item.send_signal(signal.SIGKILL)
     process.wait()
     eventually(lambda: gone(child.pid) and gone(hidden.pid))
     assert command.all() == []
@@ -88,5 +88,5 @@ def test_a_session_is_forgotten_with_its_last_process(
 def test_the_session_of_the_caller_is_nobodys() -> None:
     command = [sys.executable, "-c", "input()"]
     with subprocess.Popen(command, env={MARK: "own"}, stdin=subprocess.PIPE) as process:
-        eventually(lambda: [each.pid for each in marked("own")] == [process.pid])
+        eventually(lambda: [process.pid for process in marked("own")] == [process.pid])
         process.kill()

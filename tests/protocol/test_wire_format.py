@@ -278,10 +278,10 @@ def _plain(value: Any) -> Any:
         config = value.__struct_config__
         if config.array_like:
             tag = [] if config.tag is None else [config.tag]
-            return tag + [_plain(getattr(value, each.name)) for each in fields(value)]
+            return tag + [_plain(getattr(value, field.name)) for field in fields(value)]
         named = {} if config.tag_field is None else {config.tag_field: config.tag}
-        return named | {name: _plain(each) for name, each in asdict(value).items()}
-    return [_plain(each) for each in value] if isinstance(value, tuple) else value
+        return named | {name: _plain(item) for name, item in asdict(value).items()}
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 def test_no_message_is_missing() -> None:
@@ -292,8 +292,8 @@ def test_no_message_is_missing() -> None:
 @pytest.mark.parametrize("kind", SAMPLES)
 def test_each_message_is_messagepack(kind: type[Message]) -> None:
     sample = SAMPLES[kind]
-    for each in fields(kind):
-        assert getattr(sample, each.name) != each.default, f"{each.name} shows nothing"
+    for field in fields(kind):
+        assert getattr(sample, field.name) != field.default, f"{field.name} shows nothing"
     assert msgpack.unpackb(encode(sample)) == _plain(sample)
 
 

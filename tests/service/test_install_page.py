@@ -32,7 +32,7 @@ def test_from_installing_to_removing(managers: ServiceManagers, home: Path, port
     script = "\n".join(["set -e", *blocks])
     assert script.count("[models.demo]") == 1
     own_port = f"[gateway]\nport = {port}\n[models.demo]"
-    before = {each.name for each in home.iterdir()}
+    before = {path.name for path in home.iterdir()}
     done = subprocess.run(
         ["bash", "-c", script.replace("[models.demo]", own_port)],
         env={
@@ -48,28 +48,28 @@ def test_from_installing_to_removing(managers: ServiceManagers, home: Path, port
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(f"serves on http://127.0.0.1:{port}") == 3
     assert "demo" in done.stdout
-    left = [each for name in (".config", ".local") for each in (home / name).rglob("*")]
-    assert [each for each in left if each.is_file()] == []
-    assert {each.name for each in home.iterdir()} == before | {".config", ".local"}
+    left = [path for name in (".config", ".local") for path in (home / name).rglob("*")]
+    assert [path for path in left if path.is_file()] == []
+    assert {path.name for path in home.iterdir()} == before | {".config", ".local"}
 
 
 def _lines(text: str) -> list[list[str]]:
     """The words of each line."""
-    shown = (each.partition("  #")[0] for each in text.replace("\\\n", " ").splitlines())
-    return [shlex.split(each) for each in shown if "'" not in each and each.strip()]
+    shown = (line.partition("  #")[0] for line in text.replace("\\\n", " ").splitlines())
+    return [shlex.split(text) for text in shown if "'" not in text and text.strip()]
 
 
 def _reached(words: list[str]) -> set[str]:
     """The programs that a line puts on PATH."""
     if words[:2] == ["export", "PATH=$HOME/bulkhead/.venv/bin:$PATH"]:
         # What `make install` has put there.
-        return {each for each in PROGRAMS if Path(sys.executable).with_name(each).exists()}
+        return {program for program in PROGRAMS if Path(sys.executable).with_name(program).exists()}
     # Each of these links it where it puts all programs.
     return PROGRAMS if words[0] != "make" and _installs(words) else set()
 
 
 def _installs(words: list[str]) -> bool:
-    return words[0] in ("make", "uv", "pipx", "brew") and any("bulkhead" in each for each in words)
+    return words[0] in ("make", "uv", "pipx", "brew") and any("bulkhead" in word for word in words)
 
 
 def _called(words: list[str]) -> str | None:
@@ -84,9 +84,9 @@ def test_commands_of_the_install_page_are_on_path(system: str) -> None:
     """By every way of installing, before the first call."""
     introduction, *sections = re.split(r"^## ", PAGE, flags=re.MULTILINE)
     text = introduction + "".join(
-        each
-        for each in sections
-        if not each.startswith(("On ", "Extras")) or system in each.splitlines()[0]
+        section
+        for section in sections
+        if not section.startswith(("On ", "Extras")) or system in section.splitlines()[0]
     )
     blocks = [_lines(block) for _, block in BLOCK.findall(text)]
     ways = [
@@ -120,7 +120,7 @@ def _check(words: list[str]) -> None:
     while not words[0].strip("$()").endswith("bulkhead"):
         words = words[1:]
     command: click.Command = main
-    ends = [words.index(each) for each in (">", "||", "|") if each in words]
+    ends = [words.index(name) for name in (">", "||", "|") if name in words]
     arguments = words[1 : min(ends, default=len(words))]
     while isinstance(command, click.Group):
         found = command.get_command(click.Context(command), arguments[0])

@@ -134,7 +134,7 @@ def test_the_plist_keeps_the_promises(account: Owner, config: Path) -> None:
     assert keys["SoftResourceLimits"]["NumberOfFiles"] >= 10240
     assert keys["LimitLoadToSessionType"] == ["Aqua", "Background"]
     assert "EnableTransactions" not in keys
-    longest_s = sum(each.deadline_s for each in shutdown_steps.polite(1 << 50))
+    longest_s = sum(step.deadline_s for step in shutdown_steps.polite(1 << 50))
     assert keys["ExitTimeOut"] == stop_s(1.0)
     assert stop_s(1.0) > 1.0 + longest_s
     assert stop_s(500.0) == stop_s(1.0) + 499
@@ -142,10 +142,10 @@ def test_the_plist_keeps_the_promises(account: Owner, config: Path) -> None:
     assert arguments[:5] == [sys.executable, "-P", "-m", "gateway", "serve"]
     assert arguments[arguments.index("--config") + 1] == str(config)
     paths = [arguments[0], *arguments[6::2], keys["WorkingDirectory"], keys["StandardErrorPath"]]
-    assert all(Path(each).is_absolute() and "~" not in each for each in paths)
+    assert all(Path(path).is_absolute() and "~" not in path for path in paths)
     environment = keys["EnvironmentVariables"]
     assert environment["HOME"] == str(account.home)
-    assert all(Path(each).is_absolute() for each in environment["PATH"].split(":"))
+    assert all(Path(word).is_absolute() for word in environment["PATH"].split(":"))
     assert environment["HF_HOME"] == "/models"
     assert environment[MARK] == LABEL
     assert "SECRET" not in environment
@@ -189,7 +189,7 @@ def test_a_life_in_launchd(case: Case, managers: ServiceManagers) -> None:
     assert "may take" in case.service.status().warnings[0]
     second = case.install()
     assert second != first
-    calls = [each[0] for each in managers.calls if each[0] != "print"]
+    calls = [call[0] for call in managers.calls if call[0] != "print"]
     assert calls == ["kill", "bootout", "enable", "bootstrap"]
     assert case.service.status().warnings == []
 
@@ -208,11 +208,11 @@ def test_a_life_in_launchd(case: Case, managers: ServiceManagers) -> None:
     case.service.uninstall()
     assert case.pid is None
     assert not case.manager.path.exists()
-    assert [each for each in managers.calls if each[0] != "print"][-1] == ["bootout", target]
+    assert [call for call in managers.calls if call[0] != "print"][-1] == ["bootout", target]
     case.service.uninstall()
     assert "There is no service" in case.complaint[-1]
     assert not managers.booted_out_running
-    assert not any("-k" in each for each in managers.calls)
+    assert not any("-k" in call for call in managers.calls)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_a_machine_without_a_screen(
 ) -> None:
     managers.be_headless(prints, bootstraps)
     case.install()
-    tries = [each for each in managers.calls if each[:2] == ["bootstrap", f"gui/{os.geteuid()}"]]
+    tries = [call for call in managers.calls if call[:2] == ["bootstrap", f"gui/{os.geteuid()}"]]
     assert len(tries) == (0 if prints else 1)
     user = f"user/{os.geteuid()}"
     assert ["bootstrap", user, str(case.manager.path)] in managers.calls
@@ -254,12 +254,12 @@ def test_two_jobs_are_shown_and_a_restart_leaves_one(
     assert f"launchd has it 2 times, in gui/{uid} and user/{uid}" in warning
     monkeypatch.setattr(command, "init_system", lambda *_arguments, **_options: twice.manager)
     printed = CliRunner().invoke(main, ["service", "status"]).output
-    assert [each.split()[1] for each in printed.splitlines() if each.startswith("Job:")] == [
+    assert [line.split()[1] for line in printed.splitlines() if line.startswith("Job:")] == [
         f"gui/{uid},",
         f"user/{uid},",
     ]
     assert "Warning: launchd has it 2 times" in printed
-    (found,) = [each for each in look_at_both(twice.manager) if each.severity != "ok"]
+    (found,) = [finding for finding in look_at_both(twice.manager) if finding.severity != "ok"]
     assert (found.severity, found.remedy) == ("warning", "`bulkhead service restart` leaves one.")
     twice.service.restart()
     assert twice.service.status().jobs == [ServiceJob(f"gui/{uid}", path)]
@@ -281,7 +281,7 @@ def test_a_job_whose_definition_is_gone(case: Case, managers: ServiceManagers) -
     case.manager.path.unlink()
     reading = case.service.status()
     assert not reading.installed
-    assert [each.path for each in reading.jobs] == [None]
+    assert [job.path for job in reading.jobs] == [None]
     assert "is gone, and launchd still has it" in reading.warnings[0]
     (found,) = look_at_both(case.manager)
     assert "is gone, and launchd still has it" in found.evidence
@@ -310,7 +310,7 @@ def test_an_agent_and_a_daemon(
     users.path.parent.mkdir(parents=True)
     users.path.write_bytes(users.render(define(account, settings, config, {}, system=False)))
     assert "there is another one" in service.status().warnings[0]
-    found = [each for each in look_at_both(users) if "another one" in each.evidence]
+    found = [finding for finding in look_at_both(users) if "another one" in finding.evidence]
     assert len(found) == 1
     monkeypatch.setattr(os, "geteuid", lambda: 501)
     service.uninstall()
@@ -326,7 +326,7 @@ def test_no_domain_at_all(case: Case, managers: ServiceManagers) -> None:
     managers.fail("print", 125, "Domain does not support specified action", times=2)
     with pytest.raises(ServiceError, match="--system"):
         case.install()
-    assert {each[0] for each in managers.calls} == {"print"}
+    assert {call[0] for call in managers.calls} == {"print"}
     assert not case.manager.path.exists()
     assert not (case.account.home / "state").exists()
 
@@ -367,7 +367,7 @@ def test_a_login_that_ends_within_the_bootstrap(
     monkeypatch.setattr(launchd_module, "run", run)
     case.install()
     assert case.manager.domains() == [f"user/{os.geteuid()}"]
-    tries = [each[1] for each in managers.calls if each[0] == "bootstrap"]
+    tries = [call[1] for call in managers.calls if call[0] == "bootstrap"]
     assert tries == [f"gui/{os.geteuid()}", f"user/{os.geteuid()}"]
 
 
@@ -379,7 +379,7 @@ def test_a_dry_run_changes_nothing(account: Owner, config: Path, managers: Servi
             f"launchctl bootstrap {domain} {manager.path}",
         ]
         managers.be_headless()
-    assert {each[0] for each in managers.calls} == {"print"}
+    assert {call[0] for call in managers.calls} == {"print"}
 
 
 def test_a_mistake_in_the_configuration_is_not_started_again(account: Owner, config: Path) -> None:
@@ -407,7 +407,7 @@ def test_a_mistake_in_the_configuration_is_not_started_again(account: Owner, con
 def test_an_old_job_that_is_still_going_away(case: Case, managers: ServiceManagers) -> None:
     managers.fail("bootstrap", 5, "Bootstrap failed: 5: Input/output error", times=3)
     case.install()
-    assert [each[0] for each in managers.calls].count("bootstrap") == 4
+    assert [call[0] for call in managers.calls].count("bootstrap") == 4
 
 
 @pytest.mark.slow
@@ -421,7 +421,7 @@ def test_a_job_that_is_there_already(case: Case, managers: ServiceManagers) -> N
     managers.fail("print", 113, "Could not find service")
     managers.forget_calls()
     assert case.manager.start() is None
-    assert "kickstart" in [each[0] for each in managers.calls]
+    assert "kickstart" in [call[0] for call in managers.calls]
     assert case.pid == pid
 
 
@@ -431,8 +431,8 @@ def test_a_job_that_went_away_before_the_kickstart(case: Case, managers: Service
     case.service.stop()
     managers.fail("print", 0, "state = waiting")
     case.service.start()
-    calls = [each[0] for each in managers.calls]
-    assert [each for each in calls if each != "print"][-1] == "bootstrap"
+    calls = [call[0] for call in managers.calls]
+    assert [text for text in calls if text != "print"][-1] == "bootstrap"
     assert "kickstart" in calls
     assert case.pid is not None
 

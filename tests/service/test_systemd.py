@@ -77,9 +77,9 @@ def test_the_unit_keeps_the_promises(account: Owner, config: Path, system: bool)
     assert service["KillMode"] == "mixed"
     assert service["NotifyAccess"] == "all"
     assert int(service["WatchdogSec"]) > 0
-    longest_s = sum(each.deadline_s for each in shutdown_steps.polite(1 << 50))
+    longest_s = sum(step.deadline_s for step in shutdown_steps.polite(1 << 50))
     assert int(service["TimeoutStopSec"]) > 1.0 + longest_s
-    orphaned_s = sum(each.deadline_s for each in shutdown_steps.orphaned(1 << 50))
+    orphaned_s = sum(timed_step.deadline_s for timed_step in shutdown_steps.orphaned(1 << 50))
     assert int(service["TimeoutStartSec"]) > orphaned_s
     assert int(service["LimitNOFILE"]) >= 10240
     assert service.get("User") == (account.name if system else None)
@@ -92,7 +92,7 @@ def test_the_unit_keeps_the_promises(account: Owner, config: Path, system: bool)
 
 def test_the_systems_unit_adds_to_the_users(account: Owner, config: Path) -> None:
     users, systems = (
-        _sections(_rendered(account, config, system=each))["Service"] for each in (False, True)
+        _sections(_rendered(account, config, system=flag))["Service"] for flag in (False, True)
     )
     assert set(users.items()) < set(systems.items())
 
@@ -126,7 +126,7 @@ def test_odd_paths_survive(account: Owner, config: Path) -> None:
 def test_started_unit_speaks_with_systemd(account: Owner, config: Path) -> None:
     """Its command, with a socket where systemd would listen."""
     service = _sections(_rendered(account, config, system=False))["Service"]
-    variables = dict(each.split("=", 1) for each in shlex.split(service["Environment"]))
+    variables = dict(word.split("=", 1) for word in shlex.split(service["Environment"]))
     address = str(account.home / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(address)
@@ -192,7 +192,7 @@ def test_a_life_in_systemd(order: _Order, managers: ServiceManagers, config: Pat
     assert done.exit_code == 0, done.output
     first = order.pid
     assert f"(pid {first})" in done.output
-    assert [each[1] for each in managers.calls] == [
+    assert [call[1] for call in managers.calls] == [
         "show",
         "daemon-reload",
         "enable",
@@ -231,7 +231,7 @@ def test_a_life_in_systemd(order: _Order, managers: ServiceManagers, config: Pat
     assert order("start").exit_code == 0
     assert order("uninstall").exit_code == 0
     assert order.pid is None
-    assert "--user disable bulkhead.service" in [" ".join(each) for each in managers.calls]
+    assert "--user disable bulkhead.service" in [" ".join(call) for call in managers.calls]
     assert order("start").exit_code == 1
     assert "There is no service" in order("uninstall").output
 
@@ -265,7 +265,7 @@ def _unit(home: Path) -> Path:
 
 
 def _left(home: Path) -> list[Path]:
-    return [each for each in _unit(home).parent.rglob("*") if not each.is_dir()]
+    return [path for path in _unit(home).parent.rglob("*") if not path.is_dir()]
 
 
 def test_without_a_bus_nothing_is_written(
@@ -278,7 +278,7 @@ def test_without_a_bus_nothing_is_written(
     assert "sudo bulkhead service install --system" in " ".join(done.output.split())
     assert not _unit(home).parent.exists()
     assert not order.state_dir.exists()
-    assert [each[1] for each in managers.calls] == ["show"]
+    assert [call[1] for call in managers.calls] == ["show"]
 
 
 @pytest.mark.parametrize("step", ["daemon-reload", "enable", "start"])
@@ -355,15 +355,15 @@ def test_a_dry_run_changes_nothing(
     assert f"# {_unit(home)}\n" in shown.output
     assert order(*install).exit_code == 0
     assert _unit(home).read_text() in shown.output
-    ran = [each for each in managers.calls if each[1] != "show"]
+    ran = [call for call in managers.calls if call[1] != "show"]
     _, _, commands = shown.output.partition("# Then:\n")
-    assert commands.splitlines() == [" ".join(("systemctl", *each)) for each in ran]
+    assert commands.splitlines() == [" ".join(("systemctl", *values)) for values in ran]
 
 
 def test_a_mistake_in_the_configuration_is_not_started_again(account: Owner, config: Path) -> None:
     service = _sections(_rendered(account, config, system=False))["Service"]
     config.write_text("[gateway]\nprot = 1\n")
-    variables = dict(each.split("=", 1) for each in shlex.split(service["Environment"]))
+    variables = dict(word.split("=", 1) for word in shlex.split(service["Environment"]))
     done = subprocess.run(
         shlex.split(service["ExecStart"]),
         env={**os.environ, **variables},
@@ -414,6 +414,6 @@ def test_sudo_installs_for_who_has_called_it(
     made = home / "deep" / "state" / "crash.log"
     make_private_folder(made.parent, account)
     make_private_file(made, account)
-    assert {each.stat().st_uid for each in (made, made.parent, made.parent.parent)} == {account.uid}
+    assert {path.stat().st_uid for path in (made, made.parent, made.parent.parent)} == {account.uid}
     assert made.stat().st_mode & 0o777 == 0o600
     assert made.parent.stat().st_mode & 0o777 == 0o700

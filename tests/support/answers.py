@@ -30,5 +30,5 @@ def text_stream(
 
 def text_of(parts: list[AnswerPart]) -> str:
     """Raises AssertionError if there is anything else."""
-    assert all(isinstance(each, Text) for each in parts)
-    return "".join(each.text for each in parts if isinstance(each, Text))
+    assert all(isinstance(part, Text) for part in parts)
+    return "".join(text.text for text in parts if isinstance(text, Text))

@@ -33,7 +33,7 @@ _MISSED = (
 
 def missing() -> str | None:
     """Why there is no browser here; None: there is one."""
-    lacks = [each for each in ("chromium", "chromedriver") if shutil.which(each) is None]
+    lacks = [text for text in ("chromium", "chromedriver") if shutil.which(text) is None]
     if not lacks:
         return None
     return f"no {' and no '.join(lacks)}: make browser installs Debian's as root"
@@ -47,8 +47,8 @@ class Browser:
     def __init__(self) -> None:
         options = webdriver.ChromeOptions()
         options.binary_location = shutil.which("chromium") or ""
-        for each in ("--headless=new", "--disable-dev-shm-usage", "--disable-gpu"):
-            options.add_argument(each)
+        for text in ("--headless=new", "--disable-dev-shm-usage", "--disable-gpu"):
+            options.add_argument(text)
         if os.geteuid() == 0:
             # Root has no sandbox; there is nothing in here but the gateway's own page.
             options.add_argument("--no-sandbox")
@@ -128,7 +128,7 @@ class Browser:
 
     def errors(self) -> list[dict[str, Any]]:
         """Of the console, since the last call."""
-        return [each for each in self.driver.get_log("browser") if each["level"] == "SEVERE"]
+        return [item for item in self.driver.get_log("browser") if item["level"] == "SEVERE"]
 
     def findings(self) -> list[tuple[str, list[str]]]:
         """Serious and critical ones of axe in the page as it is, each with where it is."""
@@ -137,9 +137,9 @@ class Browser:
             "axe.run().then(arguments[0], (error) => arguments[0]({ error: String(error) }))"
         )
         return [
-            (each["id"], [node["html"] for node in each["nodes"]])
-            for each in found["violations"]
-            if each["impact"] in ("serious", "critical")
+            (violation["id"], [node["html"] for node in violation["nodes"]])
+            for violation in found["violations"]
+            if violation["impact"] in ("serious", "critical")
         ]
 
     def _command(self, name: str, **parameters: Any) -> None:

@@ -71,10 +71,10 @@ class ChatServer:
     def _pieces(self) -> Iterator[bytes]:
         text = self.answer
         tokens = range(0, len(text), _PIECE_CHARACTERS)
-        for at in tokens:
-            while self.held.is_set() and at >= len(text) // 2:
+        for index in tokens:
+            while self.held.is_set() and index >= len(text) // 2:
                 time.sleep(0.01)
-            yield _chunk({"content": text[at : at + _PIECE_CHARACTERS]})
+            yield _chunk({"content": text[index : index + _PIECE_CHARACTERS]})
             time.sleep(self.pause_s)
         usage = {"prompt_tokens": 12, "completion_tokens": len(tokens), "total_tokens": 12}
         yield _chunk({}, "stop", usage)

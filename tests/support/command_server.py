@@ -103,7 +103,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.path.endswith("/images/edits"):
             self._draw("image_edit", stream)
         elif stream:
-            deltas = [{"type": "transcript.text.delta", "delta": each} for each in ("he", "ard")]
+            deltas = [{"type": "transcript.text.delta", "delta": text} for text in ("he", "ard")]
             self._events([*deltas, {"type": "transcript.text.done", "text": "heard"}])
         else:
             text = self.path.rpartition("/")[2] + " heard"
@@ -127,24 +127,24 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self._json({"created": 1, "data": [{"b64_json": picture}]})
 
     def _events(self, events: list[dict[str, Any]]) -> None:
-        lines = [f"event: {each['type']}\ndata: {json.dumps(each)}\n\n" for each in events]
-        self._pieces([each.encode() for each in lines], 0, "text/event-stream")
+        lines = [f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in events]
+        self._pieces([line.encode() for line in lines], 0, "text/event-stream")
 
     def _pieces(self, pieces: list[bytes], pause_s: float, kind: str) -> None:
-        self._begin(kind)
+        self._send_head(kind)
         for piece in pieces:
             self._chunk(piece)
             time.sleep(pause_s)
         self._chunk(b"")
 
-    def _begin(self, kind: str) -> None:
+    def _send_head(self, kind: str) -> None:
         self.send_response(200)
         self.send_header("content-type", kind)
         self.send_header("transfer-encoding", "chunked")
         self.end_headers()
 
     def _stream(self, asked: dict[str, Any]) -> None:
-        self._begin("text/event-stream")
+        self._send_head("text/event-stream")
         for number in range(int(asked.get("max_tokens", 5))):
             delta = {"content": f"{number} "}
             choice = {"index": 0, "delta": delta, "finish_reason": None}

@@ -36,7 +36,7 @@ def table(
 
 def _written(value: Any) -> str:
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key} = {json.dumps(each)}" for key, each in value.items()) + "}"
+        return "{" + ", ".join(f"{key} = {json.dumps(item)}" for key, item in value.items()) + "}"
     return json.dumps(value)
 
 
@@ -75,4 +75,4 @@ def guarded(gateway: Gateway, model: str) -> list[psutil.Process]:
 
 
 def all_gone(processes: list[psutil.Process]) -> bool:
-    return all(gone(each.pid) for each in processes)
+    return all(gone(process.pid) for process in processes)

@@ -115,7 +115,7 @@ def _copied(name: str, new: str) -> Change:
 
 
 def _dotted(folder: Path) -> None:
-    for name in [each.name for each in folder.iterdir()]:
+    for name in [path.name for path in folder.iterdir()]:
         (folder / f"._{name}").write_bytes(_ATTRIBUTES)
 
 
@@ -125,7 +125,7 @@ def _renamed(old: str, new: str) -> Change:
 
 def _tekken(**lists: object) -> Change:
     """Mistral's own file in place of the tokenizer, with a token for each byte."""
-    words = [{"token_bytes": base64.b64encode(bytes([each])).decode()} for each in range(256)]
+    words = [{"token_bytes": base64.b64encode(bytes([index])).decode()} for index in range(256)]
     settings = {"pattern": r"\S+|\s+", "default_vocab_size": 259, "default_num_special_tokens": 3}
     content = json.dumps({"config": settings, "vocab": words, **lists})
 

@@ -94,7 +94,7 @@ class Gateway:
         return answer
 
     def model(self, model_id: str = "demo") -> dict[str, Any]:
-        return next(each for each in self.status()["models"] if each["id"] == model_id)
+        return next(model for model in self.status()["models"] if model["id"] == model_id)
 
     def worker_pid(self, model_id: str = "demo") -> int:
         pid: int = self.model(model_id)["worker"]["pid"]
@@ -109,8 +109,8 @@ class Gateway:
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:
         """All that are kept, or those of one kind."""
         text = self.client.get("/admin/v1/events?follow=0&recent=1000").text
-        events = [json.loads(each[6:]) for each in text.splitlines() if each.startswith("data: ")]
-        return [each for each in events if kind in (None, each["event"])]
+        events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+        return [event for event in events if kind in (None, event["event"])]
 
     def chat(
         self,

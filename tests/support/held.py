@@ -37,7 +37,7 @@ class Sampler:
 
     def _sample(self) -> None:
         while True:
-            held = held_at_once(each.pid for each in self._gateway.children(recursive=True))
+            held = held_at_once(child.pid for child in self._gateway.children(recursive=True))
             self._peaks = {pid: max(self._peaks.get(pid, 0), held[pid]) for pid in held}
             self.highest_bytes = max(self.highest_bytes, sum(held.values()))
             self.highest_peaks_bytes = max(self.highest_peaks_bytes, sum(self._peaks.values()))

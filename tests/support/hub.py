@@ -127,15 +127,15 @@ class Hub:
         self._closing.wait(seconds)
 
     def __enter__(self) -> Self:
-        for each in self._servers:
-            threading.Thread(target=each.serve_forever, args=(0.05,), daemon=True).start()
+        for server in self._servers:
+            threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         return self
 
     def __exit__(self, *_error: object) -> None:
         self._closing.set()
-        for each in self._servers:
-            each.shutdown()
-            each.server_close()
+        for server in self._servers:
+            server.shutdown()
+            server.server_close()
 
 
 class Chaos:
@@ -213,8 +213,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("content-length", str(end - begin))
         self.end_headers()
         sent = 0
-        for at in range(begin, end, _PIECE):
-            piece = content[at : min(end, at + _PIECE)]
+        for index in range(begin, end, _PIECE):
+            piece = content[index : min(end, index + _PIECE)]
             if answer.after is not None and sent + len(piece) > answer.after:
                 self.wfile.write(piece[: max(0, answer.after - sent)])
                 self.wfile.flush()
@@ -272,13 +272,13 @@ class _HubHandler(_Handler):
         found = [
             (name, hub.properties(name))
             for name in hub.repositories
-            if all(each in name.lower() for each in words)
+            if all(word in name.lower() for word in words)
             and (not author or name.startswith(f"{author}/"))
         ]
         if kind := query.get("filter"):
-            found = [each for each in found if kind[0] in each[1]["tags"]]
+            found = [pair for pair in found if kind[0] in pair[1]["tags"]]
         if order := query.get("sort"):
-            found.sort(key=lambda each: each[1][order[0]], reverse=True)
+            found.sort(key=lambda pair: pair[1][order[0]], reverse=True)
         limit = int(query.get("limit", ["1000"])[0])
         wanted = query.get("expand", [])
         body = [
@@ -305,12 +305,12 @@ class _HubHandler(_Handler):
         repository = hub.repositories[name]
         siblings = [
             {
-                "rfilename": each,
-                "size": hub.claimed.get(each, len(content)),
+                "rfilename": name,
+                "size": hub.claimed.get(name, len(content)),
                 "blobId": digest("", content),
-                **({"lfs": {"sha256": digest(each, content)}} if large(each) else {}),
+                **({"lfs": {"sha256": digest(name, content)}} if large(name) else {}),
             }
-            for each, content in repository.files.items()
+            for name, content in repository.files.items()
         ]
         body = {"id": name, "sha": repository.commit, "siblings": siblings}
         return self.say(200, json.dumps(body).encode())

@@ -54,7 +54,7 @@ def no_descriptors(pid: int) -> Iterator[None]:
         taken &= _descriptors(pid)
     lowest_free = next(number for number in range(len(taken) + 1) if number not in taken)
     limits = Path(f"/proc/{pid}/limits").read_text().splitlines()
-    before = next(each.split()[3] for each in limits if each.startswith("Max open files"))
+    before = next(limit.split()[3] for limit in limits if limit.startswith("Max open files"))
     with _limited(pid, resource.RLIMIT_NOFILE, lowest_free, int(before)):
         yield
 
@@ -62,7 +62,7 @@ def no_descriptors(pid: int) -> Iterator[None]:
 def _descriptors(pid: int) -> set[int]:
     folder = Path(f"/proc/{pid}/fd")
     # To list the own takes one as well.
-    return {int(each.name) for each in list(folder.iterdir()) if os.path.lexists(each)}
+    return {int(path.name) for path in list(folder.iterdir()) if os.path.lexists(path)}
 
 
 @contextlib.contextmanager

@@ -12,8 +12,8 @@ import numpy as np
 
 _EXPECTED = json.loads(Path(__file__).with_name("minilm.json").read_text("utf-8"))
 # The vectors are those of sentence-transformers 6.2.0 with torch 2.13.0.
-TEXTS: list[str] = [each["text"] for each in _EXPECTED]
-VECTORS = np.array([each["vector"] for each in _EXPECTED])
+TEXTS: list[str] = [item["text"] for item in _EXPECTED]
+VECTORS = np.array([item["vector"] for item in _EXPECTED])
 
 
 def minilm() -> Path:

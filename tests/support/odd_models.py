@@ -130,6 +130,6 @@ ODD: Final[dict[str, Spoil]] = {
     "tokenizer-list": _written("tokenizer.json", "[]"),
     "tokenizer-gone": lambda folder: (folder / "tokenizer.json").unlink(),
     "nothing-but-config": lambda folder: [
-        each.unlink() for each in folder.iterdir() if each.name != "config.json"
+        path.unlink() for path in folder.iterdir() if path.name != "config.json"
     ],
 }

@@ -75,4 +75,4 @@ def ask_at_random(
 
 def but(*operations: str) -> list[str]:
     """Options that leave these out, by the ids that the document has."""
-    return [each for name in operations for each in ("--exclude-operation-id", name)]
+    return [text for name in operations for text in ("--exclude-operation-id", name)]

@@ -102,10 +102,10 @@ class OwnHead:
         before = "language_model." if hasattr(self.model, "language_model") else ""
         layer = f"{before}mtp.layers.0." if self.is_qwen else f"model.layers.{LAYERS}."
         outside = f"{before}mtp." if self.is_qwen else layer
-        weights |= {layer + name: each for name, each in tree_flatten(self.layer.parameters())}
+        weights |= {layer + name: item for name, item in tree_flatten(self.layer.parameters())}
         names = _QWEN_PARTS if self.is_qwen else _NEXTN_PARTS
-        for name, each in zip(names, self.parts, strict=True):
-            weights[f"{outside}{name}.weight"] = each
+        for name, part in zip(names, self.parts, strict=True):
+            weights[f"{outside}{name}.weight"] = part
         if not self.is_qwen:
             # Files also have copies of the model's own layers for the head.
             copy = mx.zeros((self.config["vocab_size"], WIDTH))
@@ -115,17 +115,17 @@ class OwnHead:
 
     def published(self) -> dict[str, mx.array]:
         """The weights in the layout of the files of the model's authors."""
-        weights = {_published_name(name): each for name, each in self.converted().items()}
-        for name, each in list(weights.items()):
+        weights = {_published_name(name): array for name, array in self.converted().items()}
+        for name, array in list(weights.items()):
             if name.endswith("embed_q.weight"):
                 _join_latents(weights, name)
             elif name.endswith(".switch_mlp.gate_proj.weight"):
                 fused = self.kind == "qwen3_5_moe" and not name.startswith("mtp.")
                 _divide_experts(weights, name.partition("switch_mlp.")[0], fused=fused)
             elif name.endswith("conv1d.weight"):
-                weights[name] = each.moveaxis(1, 2)
-            elif self.is_qwen and each.ndim == 1 and re.search(_LESS_ONE, name):
-                weights[name] = each - 1.0
+                weights[name] = array.moveaxis(1, 2)
+            elif self.is_qwen and array.ndim == 1 and re.search(_LESS_ONE, name):
+                weights[name] = array - 1.0
         return weights
 
     def forget_context(self, by: str) -> dict[int, int]:
@@ -133,13 +133,13 @@ class OwnHead:
         embedding. Returns for each of `WIDTH` tokens the one that follows: they make a circle. The
         head knows that, by the "token" that it gets, or by the "state" of the token before.
         """
-        for each in (self.model, self.layer):
-            each.update(tree_map_with_path(_silent, each.parameters()))
+        for item in (self.model, self.layer):
+            item.update(tree_map_with_path(_silent, item.parameters()))
         circle = random.Random(1).sample(range(WIDTH), WIDTH)
-        follows = {each: circle[(at + 1) % WIDTH] for at, each in enumerate(circle)}
+        follows = {number: circle[(index + 1) % WIDTH] for index, number in enumerate(circle)}
         # State, and embedding, number n is 1 at the place n, and 0 elsewhere.
         same = mx.eye(WIDTH)
-        next_ = same[mx.array([follows[each] for each in range(WIDTH)])].T
+        next_ = same[mx.array([follows[index] for index in range(WIDTH)])].T
         joint = [same, 0 * same] if by == "token" else [0 * same, next_]
         self.parts = [mx.concatenate(joint, axis=1), *(mx.ones(WIDTH) for _ in range(3))]
         text: Any = getattr(self.model, "language_model", self.model)
@@ -169,15 +169,15 @@ def _join_latents(weights: dict[str, mx.array], name: str) -> None:
 
 def _divide_experts(weights: dict[str, mx.array], before: str, *, fused: bool) -> None:
     gate, up, down = (
-        weights.pop(f"{before}switch_mlp.{each}_proj.weight") for each in ("gate", "up", "down")
+        weights.pop(f"{before}switch_mlp.{text}_proj.weight") for text in ("gate", "up", "down")
     )
     if fused:
         weights[f"{before}experts.gate_up_proj"] = mx.concatenate([gate, up], axis=1)
         weights[f"{before}experts.down_proj"] = down
         return
     for name, stacked in (("gate", gate), ("up", up), ("down", down)):
-        for at, each in enumerate(stacked):
-            weights[f"{before}experts.{at}.{name}_proj.weight"] = each
+        for index, array in enumerate(stacked):
+            weights[f"{before}experts.{index}.{name}_proj.weight"] = array
 
 
 def _random(array: mx.array) -> mx.array:

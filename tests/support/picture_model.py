@@ -53,8 +53,8 @@ def picture_model(
 
     family = FAMILIES[kind]
     config = family.config()
-    for name, each in sizes.items():
-        config[name] = {**config[name], **each} if isinstance(each, dict) else each
+    for name, size in sizes.items():
+        config[name] = {**config[name], **size} if isinstance(size, dict) else size
     folder.mkdir(parents=True)
     architecture, _ = get_model_and_args(json.loads(json.dumps(config)))
     arguments = architecture.ModelConfig.from_dict(json.loads(json.dumps(config)))
@@ -287,7 +287,7 @@ def _write_tokenizer(folder: Path, family: _Family) -> None:
     settings = json.loads((DEMO / "tokenizer_config.json").read_text())
     settings["chat_template"] = _TEMPLATE.replace("PICTURE", family.picture)
     settings["extra_special_tokens"] = {
-        name: each for name, each in family.tokens.items() if name.endswith("_token")
+        name: token for name, token in family.tokens.items() if name.endswith("_token")
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 

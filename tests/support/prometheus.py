@@ -34,7 +34,10 @@ class Prometheus:
     """Scrapes a gateway, by configurations that were written for one on its usual port."""
 
     def __init__(self, gateway: Gateway, folder: Path, *configurations: Path) -> None:
-        jobs = [each.read_text("utf-8").split("scrape_configs:\n")[1] for each in configurations]
+        jobs = [
+            configuration.read_text("utf-8").split("scrape_configs:\n")[1]
+            for configuration in configurations
+        ]
         text = "scrape_configs:\n" + "".join(jobs)
         text = text.replace("127.0.0.1:8642", urlsplit(gateway.url).netloc).replace("10s", "1s")
         config = folder / "prometheus.yml"

@@ -146,7 +146,7 @@ class Here:
 
     @property
     def plan(self) -> Planned:
-        return next(each for each in self.messages if isinstance(each, Planned))
+        return next(message for message in self.messages if isinstance(message, Planned))
 
 
 def pull(cache: Path, **order: Any) -> PullFinished | HubFailure:
@@ -169,7 +169,7 @@ def _order(fields: dict[str, Any]) -> PullJob:
 
 def left(cache: Path) -> list[str]:
     """All files there are."""
-    return sorted(str(each.relative_to(cache)) for each in cache.rglob("*") if not each.is_dir())
+    return sorted(str(path.relative_to(cache)) for path in cache.rglob("*") if not path.is_dir())
 
 
 def check_whole(cache: Path, files: dict[str, bytes] | None = None) -> None:
@@ -178,11 +178,11 @@ def check_whole(cache: Path, files: dict[str, bytes] | None = None) -> None:
     folder = cache / FOLDER
     commit = (folder / "refs" / "main").read_text()
     snapshot = folder / "snapshots" / commit
-    assert {each.name for each in snapshot.iterdir()} == WANTED
+    assert {path.name for path in snapshot.iterdir()} == WANTED
     for name in WANTED:
         assert (snapshot / name).read_bytes() == files[name], name
         assert (snapshot / name).resolve() == folder / "blobs" / digest(name, files[name])
-    assert [each.name for each in (folder / "refs").iterdir()] == ["main"]
+    assert [path.name for path in (folder / "refs").iterdir()] == ["main"]
     assert not list(folder.rglob("*.incomplete"))
 
 

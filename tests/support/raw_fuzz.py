@@ -191,7 +191,7 @@ def _cut(data: bytes, chance: random.Random) -> Iterator[bytes]:
 def _check(received: bytes, sent: bytes) -> list[int]:
     """Every answer is a documented one. Raises AssertionError with what was sent."""
     _, *parts = HEAD.split(received)
-    statuses = [int(each) for each in parts[::2]]
+    statuses = [int(part) for part in parts[::2]]
     for status, rest in zip(statuses, parts[1::2], strict=True):
         assert status in (100, 200) or status in _STATUS.values(), (status, sent)
         assert status < 500, (received, sent)

@@ -248,7 +248,7 @@ class ServiceManagers:
         """The command lines so far, without the program."""
         path = self.folder / "calls"
         lines = path.read_text("utf-8").splitlines() if path.exists() else []
-        return [json.loads(each) for each in lines]
+        return [json.loads(line) for line in lines]
 
     def forget_calls(self) -> None:
         (self.folder / "calls").unlink(missing_ok=True)

@@ -235,9 +235,9 @@ class Link:
 
     def sever(self) -> None:
         """Close the connections there are: whoever waits for an answer hears that it won't come."""
-        for each in list(self._connected):
+        for item in list(self._connected):
             with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+                item.shutdown(socket.SHUT_RDWR)
 
     def mend(self) -> None:
         self._whole.set()
@@ -276,12 +276,12 @@ class Link:
             readable, _, _ = select.select([near, far], [], [], 1.0)
             # Also the end of a connection is no news while the link is cut.
             self._whole.wait()
-            for each in readable:
-                if not (data := each.recv(65536)):
+            for item in readable:
+                if not (data := item.recv(65536)):
                     return
-                if each is far:
+                if item is far:
                     self._answers.wait()
-                others[each].sendall(data)
+                others[item].sendall(data)
 
 
 @contextlib.contextmanager

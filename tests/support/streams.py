@@ -66,9 +66,9 @@ class Stream:
                 self.error = json.loads(answer.read())["error"]
                 return
             for line in answer.iter_lines():
-                self.take(line)
+                self.add_line(line)
 
-    def take(self, line: str) -> None:
+    def add_line(self, line: str) -> None:
         if line.startswith(":"):
             self.comments += 1
         elif line.startswith("event: "):

@@ -32,10 +32,10 @@ def _missing(value: Any, optional: Mapping[str, Collection[str]]) -> set[str]:
         case BaseModel():
             name = type(value).__name__
             fields = set(type(value).model_fields) - set(optional.get(name, ()))
-            inner = [getattr(value, each) for each in value.model_fields_set]
-            found = {f"{name}.{each}" for each in fields - value.model_fields_set}
-            return found.union(*(_missing(each, optional) for each in inner))
+            inner = [getattr(value, text) for text in value.model_fields_set]
+            found = {f"{name}.{field}" for field in fields - value.model_fields_set}
+            return found.union(*(_missing(item, optional) for item in inner))
         case list():
-            return set().union(*(_missing(each, optional) for each in value))
+            return set().union(*(_missing(item, optional) for item in value))
         case _:
             return set()

@@ -50,10 +50,10 @@ def templated(
     (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
     tokenizer = json.loads((DEMO / "tokenizer.json").read_text())
     first = len(tokenizer["model"]["vocab"])
-    special = [each for each in tokenizer["added_tokens"] if each["special"]]
+    special = [added_token for added_token in tokenizer["added_tokens"] if added_token["special"]]
     tokenizer["added_tokens"] = special + [
-        {"id": first + at, "content": each, "special": True, **_ADDED}
-        for at, each in enumerate(tokens)
+        {"id": first + index, "content": token, "special": True, **_ADDED}
+        for index, token in enumerate(tokens)
     ]
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     config = json.loads((DEMO / "tokenizer_config.json").read_text())

@@ -19,9 +19,9 @@ _NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6
 def write_tiny_gguf(path: Path) -> None:
     """Greedy answers never end by themselves: the token that ends them has the logit 0."""
     mx.random.seed(0)
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{each:02X}>" for each in range(256))]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{index:02X}>" for index in range(256))]
     kinds = [_UNKNOWN, _CONTROL, _CONTROL] + [_BYTE] * 256
-    words = ["\u2581", *(chr(each) for each in range(33, 127))]
+    words = ["\u2581", *(chr(number) for number in range(33, 127))]
     tokens += words
     kinds += [_NORMAL] * len(words)
     numbers = {
@@ -35,7 +35,7 @@ def write_tiny_gguf(path: Path) -> None:
     }
     metadata = {
         "general.architecture": "llama",
-        **{f"llama.{name}": mx.array(each, mx.uint32) for name, each in numbers.items()},
+        **{f"llama.{name}": mx.array(number, mx.uint32) for name, number in numbers.items()},
         "llama.attention.layer_norm_rms_epsilon": mx.array(1e-5),
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": tokens,
@@ -61,5 +61,5 @@ def _weights(tokens: int) -> dict[str, mx.array]:
         parts |= {f"{name}_norm": mx.ones(_WIDTH) for name in ("attn", "ffn")}
         parts |= {"ffn_gate": made(_INNER), "ffn_up": made(_INNER)}
         parts["ffn_down"] = made(_WIDTH, _INNER)
-        weights |= {f"blk.{layer}.{name}": each for name, each in parts.items()}
-    return {f"{name}.weight": each for name, each in weights.items()}
+        weights |= {f"blk.{layer}.{name}": part for name, part in parts.items()}
+    return {f"{name}.weight": weight for name, weight in weights.items()}

@@ -14,7 +14,7 @@ from tests.support.shapes import DEMO
 
 _WORDS = ("ship", "server", "door", "s", "of", "the", "a", "is")
 _PUNCTUATION = (".", ",", "!", "?", "'", "\n", "n't", "do", "not")
-_BYTES = [f"<0x{each:02X}>" for each in range(256)]
+_BYTES = [f"<0x{index:02X}>" for index in range(256)]
 
 
 def byte_level(_folder: Path) -> Any:
@@ -52,8 +52,8 @@ def metaspace(folder: Path) -> Any:
 
 def word_pieces(folder: Path) -> Any:
     """BERT's kind: spaces are put between words, but not before a comma."""
-    words = ["[UNK]", *_WORDS, *(f"##{each}" for each in _WORDS), *_PUNCTUATION]
-    vocabulary = {each: index for index, each in enumerate(dict.fromkeys(words))}
+    words = ["[UNK]", *_WORDS, *(f"##{word}" for word in _WORDS), *_PUNCTUATION]
+    vocabulary = {fromkey: index for index, fromkey in enumerate(dict.fromkeys(words))}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
@@ -70,15 +70,15 @@ KINDS: dict[str, Callable[[Path], Any]] = {
 
 
 def _pieces(folder: Path, decoder: decoders.Decoder, normalizer: normalizers.Normalizer) -> Any:
-    words = [*(f"▁{each}" for each in _WORDS), *_WORDS]
-    characters = ["▁", *(chr(each) for each in range(33, 127)), "\n", "ö"]
+    words = [*(f"▁{word}" for word in _WORDS), *_WORDS]
+    characters = ["▁", *(chr(index) for index in range(33, 127)), "\n", "ö"]
     parts = dict.fromkeys(["<unk>", *_BYTES, *characters])
     merges = []
     for word in words:
         for end in range(2, len(word) + 1):
             merges.append((word[: end - 1], word[end - 1]))
             parts[word[:end]] = None
-    vocabulary = {each: index for index, each in enumerate(parts)}
+    vocabulary = {part: index for index, part in enumerate(parts)}
     tokenizer = Tokenizer(
         models.BPE(vocabulary, list(dict.fromkeys(merges)), byte_fallback=True, unk_token="<unk>")
     )

@@ -106,7 +106,7 @@ class Plan(Struct):
     @property
     def settings(self) -> Settings:
         meanings = {
-            place: {name: each.meaning for name, each in keys.items()}
+            place: {name: key.meaning for name, key in keys.items()}
             for place, keys in self.tables.items()
         }
         return Settings(
@@ -244,7 +244,7 @@ def spelled_text(draw: Draw, value: str) -> Spelled:
 
 @st.composite
 def spelled_list(draw: Draw, values: list[str]) -> Spelled:
-    return list_of(draw, [toml_text(each) for each in values], tuple(values))
+    return list_of(draw, [toml_text(value) for value in values], tuple(values))
 
 
 def list_of(draw: Draw, elements: list[str], meaning: Any) -> Spelled:
@@ -339,7 +339,7 @@ class _Writer:
 
     def headed(self, table: Place, keys: dict[str, Spelled]) -> None:
         self._comment()
-        self._note(table)
+        self._open_table(table)
         self.rows.append(f"[{self._name(table)}]")
         for key, value in keys.items():
             self._comment()
@@ -348,12 +348,12 @@ class _Writer:
     def dotted(self, table: Place, keys: dict[str, Spelled]) -> None:
         for key, value in keys.items():
             self._comment()
-            self._note(table)
+            self._open_table(table)
             self._pair((*table, key), self._name((*table, key)), value)
 
     def inline(self, table: Place, keys: dict[str, Spelled]) -> None:
         self._comment()
-        self._note(table)
+        self._open_table(table)
         self.rows.append(f"{self._name(table)} = {{ ")
         separator = ""
         for key, value in keys.items():
@@ -370,11 +370,11 @@ class _Writer:
         equals = " " if place == self._without_equals else " = "
         self.rows.extend(f"{name}{equals}{value.toml}".split("\n"))
 
-    def _note(self, table: Place) -> None:
+    def _open_table(self, table: Place) -> None:
         self.lines.setdefault(table, len(self.rows) + 1)
 
     def _name(self, place: Place) -> str:
-        return ".".join(self._key(str(each)) for each in place)
+        return ".".join(self._key(str(item)) for item in place)
 
     def _key(self, key: str) -> str:
         ways = [toml_text(key)]

@@ -13,7 +13,7 @@ from tests.support.raw_server import Handler, RawServer, serving
 def upstreams(**gateways: Gateway) -> str:
     """The tables of a configuration that has these gateways as upstreams."""
     return "".join(
-        f'[upstreams.{name}]\nurl = "{each.url}/v1"\n' for name, each in gateways.items()
+        f'[upstreams.{name}]\nurl = "{gateway.url}/v1"\n' for name, gateway in gateways.items()
     )
 
 
@@ -45,7 +45,7 @@ def behind(models: tuple[str, ...] = (), **gateways: Gateway) -> Iterator[Gatewa
 def listed(gateway: Gateway) -> dict[str, Any]:
     """The models that it lists, by their ids."""
     found = gateway.client.get("/v1/models", headers=_operator(gateway)).json()["data"]
-    return {each["id"]: each for each in found}
+    return {item["id"]: item for item in found}
 
 
 def upstream_of(gateway: Gateway) -> list[dict[str, Any]]:

@@ -25,8 +25,8 @@ ROOT = Path(__file__).parents[2]
 def test_the_version_that_is_patched_is_pinned() -> None:
     """To one minor version, which is the one here."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-    wanted = [Requirement(each) for each in project["project"]["dependencies"]]
-    (pin,) = [each.specifier for each in wanted if each.name == "transformers"]
+    wanted = [Requirement(dependency) for dependency in project["project"]["dependencies"]]
+    (pin,) = [requirement.specifier for requirement in wanted if requirement.name == "transformers"]
     here = Version(version("transformers"))
     assert here in pin
     assert f"{here.major}.{here.minor + 1}.0" not in pin
@@ -65,7 +65,7 @@ def test_it_is_found_out_once_for_each_prefix(models: Path) -> None:
     assert [prefix for _, prefix in first.asked] == ["models", None]
     assert [second.define(models, "models"), second.define(str(models / "__init__.py"))] == found
     assert not second.asked
-    assert [type(each) for each in second.define(models, "models")] == [frozenset] * 2
+    assert [type(values) for values in second.define(models, "models")] == [frozenset] * 2
 
 
 def test_a_model_of_its_own_is_always_looked_at(models: Path) -> None:

@@ -50,7 +50,7 @@ def python_calls(text: str) -> list[Any]:
     written = _STRING.sub(_on_one_line, text.strip())
     parsed = _Literals().visit(ast.parse(written, mode="eval").body)
     calls = parsed.elts if isinstance(parsed, ast.List) else [parsed]
-    return [_python_call(each) for each in calls]
+    return [_python_call(call) for call in calls]
 
 
 def _on_one_line(string: regex.Match[str]) -> str:
@@ -66,7 +66,9 @@ class _Literals(ast.NodeTransformer):
 def _python_call(node: ast.expr) -> dict[str, Any]:
     if not isinstance(node, ast.Call) or node.args:
         raise ValueError("It is no call with named arguments.")
-    arguments = {each.arg: ast.literal_eval(each.value) for each in node.keywords if each.arg}
+    arguments = {
+        keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg
+    }
     if len(arguments) < len(node.keywords):
         raise ValueError("It has an argument without a name.")
     return {"name": ast.unparse(node.func), "arguments": arguments}
@@ -80,7 +82,7 @@ def python_lines(text: str) -> list[Any]:
 def python_methods(text: str) -> list[Any]:
     """Parse `NAME.call(KEY=VALUE, ...)`, one a line."""
     calls = python_lines(text)
-    return [each | {"name": each["name"].removesuffix(_METHOD)} for each in calls]
+    return [call | {"name": call["name"].removesuffix(_METHOD)} for call in calls]
 
 
 def python_objects(text: str) -> Any:
@@ -103,16 +105,16 @@ def json_objects(text: str, *, strict: bool = False) -> list[Any]:
     return calls
 
 
-def _named(found: dict[str, Any], *, strict: bool) -> dict[str, Any]:
-    if strict and not set(found) <= _KEYS:
+def _named(parsed: dict[str, Any], *, strict: bool) -> dict[str, Any]:
+    if strict and not set(parsed) <= _KEYS:
         raise ValueError("It has other keys than a call.")
-    if isinstance(inner := found.get("function"), dict):
+    if isinstance(inner := parsed.get("function"), dict):
         return _named(inner, strict=strict)
-    (name,) = [found[key] for key in _NAMES if key in found]
-    given = [found[key] for key in _ARGUMENTS if key in found]
+    (name,) = [parsed[key] for key in _NAMES if key in parsed]
+    given = [parsed[key] for key in _ARGUMENTS if key in parsed]
     if len(given) > 1 or (strict and not given):
         raise ValueError("It isn't clear what the arguments are.")
-    if not given and not set(found) <= _KEYS:
+    if not given and not set(parsed) <= _KEYS:
         raise ValueError("It has arguments, but not in their place.")
     arguments = given[0] if given else None
     if isinstance(arguments, str) and arguments.strip():

@@ -165,7 +165,7 @@ class EitherCalls:
             if match.partial:
                 return None
             self._reader = reader
-            rests = [reader.read(each) for each in self._text]
+            rests = [reader.read(text) for text in self._text]
             return rests[-1]
         raise BrokenCallError
 
@@ -231,7 +231,7 @@ class WholeCalls:
     def _give(self, text: str) -> None:
         try:
             parsed = self._parse(text)
-            calls = [_call(each) for each in (parsed if isinstance(parsed, list) else [parsed])]
+            calls = [_call(item) for item in (parsed if isinstance(parsed, list) else [parsed])]
         except Exception as error:
             # Parsers fail in many ways on what models write. Then the block is text.
             raise BrokenCallError from error
@@ -249,7 +249,7 @@ def give_calls(
     if known is not None and not all(known.has_tool(name) for name, _ in calls):
         raise BrokenCallError
     try:
-        texts = [_encoded(each) for _, each in calls]
+        texts = [_encoded(entry) for _, entry in calls]
     except (TypeError, ValueError, RecursionError) as error:
         raise BrokenCallError from error
     if not texts:

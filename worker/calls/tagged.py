@@ -114,8 +114,8 @@ class _Tags:
                 depth += 1
             elif depth:
                 depth -= 1
-            elif found := end.match(text, tag.start()):
-                yield found
+            elif match := end.match(text, tag.start()):
+                yield match
 
 
 _tags: Final = cache(_Tags)
@@ -149,7 +149,7 @@ def _read(
         calls.append((name := head["name"], arguments))
         while tag := tags.value.match(text, place):
             groups = tag.groupdict()
-            given = [each.key for each in arguments] + [groups["key"]]
+            given = [argument.key for argument in arguments] + [groups["key"]]
             if tags.cdata is not None and (end := tags.cdata.match(text, tag.end())):
                 value = end["text"]
             elif tags.cdata is not None and not complete and _CDATA_BEGIN.match(text, tag.end()):
@@ -158,9 +158,9 @@ def _read(
                 # The tag behind the end is quoted if it is none of a further argument.
                 end = next(
                     (
-                        each
-                        for each in find_ends(text, tag.end())
-                        if (key := each["key"]) is None or (key not in given and has(name, key))
+                        end
+                        for end in find_ends(text, tag.end())
+                        if (key := end["key"]) is None or (key not in given and has(name, key))
                     ),
                     None,
                 )
@@ -239,8 +239,8 @@ class TaggedCalls:
         ):
             self._readings += 1
             way, known = next(self._tags.ways)
-            found = _read(self._text, self._form, way, self._has(known), complete=False)
-            self._reading = found or self._reading
+            reading = _read(self._text, self._form, way, self._has(known), complete=False)
+            self._reading = reading or self._reading
         if self._reading is not None:
             begin = _solid(self._text, self._reading.end)
             if len(self._text) - self._reading.end > _MOST_REST_CHARACTERS:

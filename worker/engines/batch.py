@@ -102,7 +102,7 @@ class RowBatch:
         if len(self._prefilling) + len(self._lone) >= self._prompts or self._at_end:
             return False
         left = (row.tokens - row.seen_tokens for row in self._together)
-        return sum(each for each in left if each <= _MUCH_LONGER * tokens) < _ENOUGH_TOKENS
+        return sum(number for number in left if number <= _MUCH_LONGER * tokens) < _ENOUGH_TOKENS
 
     def prefills_beyond(self, tokens: int) -> bool:
         """Whether a row in prefill has seen many more than `tokens` tokens. A sequence of `tokens`
@@ -114,7 +114,7 @@ class RowBatch:
 
     def prefills(self, row: SequenceRow) -> bool:
         """Whether this row is computing its prompt."""
-        return any(each is row for each in self.prefilling)
+        return any(sequence_row is row for sequence_row in self.prefilling)
 
     @property
     def decodes(self) -> bool:
@@ -130,7 +130,7 @@ class RowBatch:
         groups = []
         decoding: set[int] = set()
         for size, uids in self._generator.groups:
-            longest_tokens = max(length(self._rows[each]) for each in uids)
+            longest_tokens = max(length(self._rows[index]) for index in uids)
             groups.append(size._replace(longest_tokens=longest_tokens))
             decoding.update(uids)
         coming = (length(row) for uid, row in self._rows.items() if uid not in decoding)
@@ -182,7 +182,7 @@ class RowBatch:
         """Take in all rows of another batch, which decode. Both share their drawing."""
         self._generator.merge(other._generator)
         rows = [*self._rows.items(), *other._rows.items()]
-        self._rows = dict(sorted(rows, key=lambda each: each[1].number))
+        self._rows = dict(sorted(rows, key=lambda pair: pair[1].number))
         other._rows = {}
 
     def remove(self, request_ids: set[str]) -> None:
@@ -195,7 +195,7 @@ class RowBatch:
         """The row to put aside next, and mlx-lm's number of this row. Of the rows with the lowest
         priority it is the last one that joined.
         """
-        return min(reversed(self._rows.items()), key=lambda each: each[1].sequence.priority)
+        return min(reversed(self._rows.items()), key=lambda pair: pair[1].sequence.priority)
 
     def put_aside(self, uid: int) -> Sequence:
         """Take a row out by mlx-lm's number. Returns the rest of its sequence."""
@@ -221,7 +221,7 @@ class RowBatch:
         else:
             responses = self._step_with_prefill(decoding=decoding, share_s=share_s).tokens
         # Reading scores may fail, so it comes before any row counts its token.
-        scores = [self._sampler.next_score(each.uid) for each in responses]
+        scores = [self._sampler.next_score(token.uid) for token in responses]
         tokens = []
         for response, score in zip(responses, scores, strict=True):
             row = self._rows[response.uid]
@@ -235,11 +235,11 @@ class RowBatch:
 
     def remove_broken(self) -> list[BrokenSequence]:
         """Take out rows that can't go on."""
-        found = self._sampler.remove_broken()
+        reasons = self._sampler.remove_broken()
         broken = [
-            BrokenSequence(self._rows[uid].sequence.request_id, why) for uid, why in found.items()
+            BrokenSequence(self._rows[uid].sequence.request_id, why) for uid, why in reasons.items()
         ]
-        self._remove_rows(list(found))
+        self._remove_rows(list(reasons))
         unfit, self._unfit = self._unfit, []
         return broken + unfit
 
@@ -281,7 +281,7 @@ class RowBatch:
 
     def _step_with_prefill(self, *, decoding: bool, share_s: float) -> StepResult:
         rows = len(self._prefilling)
-        context = max(each.seen_tokens for each in self._together)
+        context = max(sequence_row.seen_tokens for sequence_row in self._together)
         chunk = self._pace.chunk(rows, decoding, context, share_s)
         watched = any(self._rows[uid].prompt_scores is not None for uid in self._prefilling)
         if watched:
@@ -292,7 +292,7 @@ class RowBatch:
         scored_s = 0.0
         if watched:
             began_s = perf_counter()
-            self._score_prompts([each for each in stepped.prompts if not each.end_of_prompt])
+            self._score_prompts([prompt for prompt in stepped.prompts if not prompt.end_of_prompt])
             scored_s = perf_counter() - began_s
         prefill_s = stepped.prompt_s + scored_s
         self.prefill_s += prefill_s
@@ -324,7 +324,7 @@ class RowBatch:
     @property
     def prefilling(self) -> list[SequenceRow]:
         """The rows whose prompts are being computed."""
-        return [*self._together, *(each.row for each in self._lone.values())]
+        return [*self._together, *(prompt.row for prompt in self._lone.values())]
 
     @property
     def _together(self) -> list[SequenceRow]:
@@ -341,9 +341,9 @@ class RowBatch:
         # In the order of the groups, since blocks of one group are cut together.
         return [
             CachedRow(
-                self._rows[uid], *found, prefills=uid in self._prefilling or uid in self._lone
+                self._rows[uid], *place, prefills=uid in self._prefilling or uid in self._lone
             )
-            for uid, found in places.items()
+            for uid, place in places.items()
             if self._rows[uid].cached_blocks is not None
         ]
 
@@ -353,7 +353,7 @@ class RowBatch:
         return [CachedRow(row, *caches) for row, caches in ended if row.cached_blocks is not None]
 
     def _remove_rows(self, uids: list[int]) -> None:
-        joined = [each for each in uids if each not in self._lone]
+        joined = [number for number in uids if number not in self._lone]
         if joined:
             self._generator.remove(joined)
         for uid in uids:
@@ -376,9 +376,9 @@ def sizes_of(
 ) -> list[Batch]:
     """The sizes of `groups` once rows of these lengths have joined."""
     sizes = list(groups)
-    for each in lengths:
-        sizes = grouping.placed(sizes, each)
-    return [Batch(each.places, each.longest_tokens) for each in sizes]
+    for length in lengths:
+        sizes = grouping.placed(sizes, length)
+    return [Batch(size.places, size.longest_tokens) for size in sizes]
 
 
 def _next_tokens(row: SequenceRow) -> int:
@@ -405,7 +405,7 @@ def _seen(row: SequenceRow, response: Any) -> int:
 def _segments(sequence: Sequence, done: int) -> list[list[int]]:
     """The tokens of a prompt after the first `done`, cut where snapshots are to be made."""
     boundaries = () if sequence.path is None else sequence.path.boundaries
-    places = [each * BLOCK_TOKENS for each in boundaries if each * BLOCK_TOKENS > done]
+    places = [boundary * BLOCK_TOKENS for boundary in boundaries if boundary * BLOCK_TOKENS > done]
     ends = [*places, len(sequence.token_ids)]
     return [
         sequence.token_ids[begin:end]

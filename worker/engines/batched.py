@@ -136,7 +136,7 @@ class BatchedEngine(QueuedEngine):
         if self._rows >= self.most_rows:
             return False
         fetches = self._keeper.fetches if self._keeper is not None else lambda _: False
-        first = next((each for each in self._waiting if not fetches(each.request_id)), None)
+        first = next((values for values in self._waiting if not fetches(values.request_id)), None)
         return first is not None and not self._fits(len(first.token_ids) + AHEAD_TOKENS)
 
     def _rows_need(self) -> EngineNeed:
@@ -145,19 +145,19 @@ class BatchedEngine(QueuedEngine):
         rows = [row for batch in self._batches for row in batch.rows]
         free_rows = max(0, self.most_rows - len(rows))
         joining = [
-            min(len(each.token_ids) + _HORIZON_TOKENS, len(each.token_ids) + each.max_tokens)
-            for each in list(self._waiting)[:free_rows]
+            min(len(values.token_ids) + _HORIZON_TOKENS, len(values.token_ids) + values.max_tokens)
+            for values in list(self._waiting)[:free_rows]
         ]
         if not rows and not joining:
             return EngineNeed(0, 0, 0)
-        match [each for each in self._batches if len(each)]:
+        match [row_batch for row_batch in self._batches if len(row_batch)]:
             case []:
                 wanted = sizes_of(self._grouping, joining)
             case [batch]:
                 wanted = batch.sizes(joining, _soon_tokens)
             case batches:
-                wanted = [size for each in batches for size in each.sizes(length=_soon_tokens)]
-                wanted += [Batch(1, each) for each in joining]
+                wanted = [size for batch in batches for size in batch.sizes(length=_soon_tokens)]
+                wanted += [Batch(1, number) for number in joining]
         last = self._last_to_put_aside()
         alone = Batch(1, (last[1].tokens if last else joining[0]) + AHEAD_TOKENS)
         if self._waiting:
@@ -192,14 +192,18 @@ class BatchedEngine(QueuedEngine):
             return []
         batch = self._batches[0]
         self._batches.rotate(-1)
-        others_decode = any(each.decodes for each in self._batches if each is not batch)
+        others_decode = any(
+            row_batch.decodes for row_batch in self._batches if row_batch is not batch
+        )
         prefilling = batch.prefilling
-        decoding = [each for each in batch.rows if each not in prefilling] or prefilling
+        decoding = [row for row in batch.rows if row not in prefilling] or prefilling
         began_s = perf_counter()
         tokens = batch.step(beside_decoding=others_decode, share_s=self._share_s(batch))
         seconds = perf_counter() - began_s
-        self._costs.add([each.sequence.sharer for each in prefilling], batch.prefill_s)
-        self._costs.add([each.sequence.sharer for each in decoding], seconds - batch.prefill_s)
+        self._costs.add(
+            [sequence_row.sequence.sharer for sequence_row in prefilling], batch.prefill_s
+        )
+        self._costs.add([row.sequence.sharer for row in decoding], seconds - batch.prefill_s)
         self._stepped = batch
         return tokens
 
@@ -220,14 +224,18 @@ class BatchedEngine(QueuedEngine):
         beside them.
         """
         while self._rows and not self._room.holds(self._sizes()):
-            choices = [(each, *each.next_to_put_aside()) for each in self._batches if len(each)]
-            batch, uid, _ = min(choices, key=lambda each: each[2].sequence.priority)
+            choices = [
+                (row_batch, *row_batch.next_to_put_aside())
+                for row_batch in self._batches
+                if len(row_batch)
+            ]
+            batch, uid, _ = min(choices, key=lambda pair: pair[2].sequence.priority)
             self._add_first(batch.put_aside(uid))
         if self._keeper is not None:
             self._keeper.give_way(self._sizes())
 
     def remove_broken(self) -> list[BrokenSequence]:
-        return [broken for each in self._batches for broken in each.remove_broken()]
+        return [broken for batch in self._batches for broken in batch.remove_broken()]
 
     def recompute_all(self) -> bool:
         if self._make_generator is not Generator:
@@ -235,11 +243,11 @@ class BatchedEngine(QueuedEngine):
             return False
         self._stepped = None
         batches, self._batches = self._batches, deque()
-        rows = [row for each in batches for row in each.rows]
-        for row in sorted(rows, key=lambda each: each.number, reverse=True):
+        rows = [row for batch in batches for row in batch.rows]
+        for row in sorted(rows, key=lambda sequence_row: sequence_row.number, reverse=True):
             self._add_first(row.sequence.rest(row.generated))
-        for each in batches:
-            each.close()
+        for batch in batches:
+            batch.close()
         if self._drawing is not None:
             self._drawing = self._new_drawing()
         self.clear_prompts()
@@ -255,26 +263,26 @@ class BatchedEngine(QueuedEngine):
 
     @property
     def _rows(self) -> int:
-        return sum(len(each) for each in self._batches)
+        return sum(len(batch) for batch in self._batches)
 
     def _share_s(self, batch: RowBatch) -> float:
         """The seconds for which the chunk of this batch may hold up rows that decode. Between two
         tokens of a row each batch has a turn, so the chunks of all batches share `stall_s`.
         """
-        others = [each for each in self._batches if each is not batch]
-        prefilling = sum(bool(each.prefilling) for each in others)
-        left_s = self._stall_s - sum(each.prefill_s for each in others)
+        others = [row_batch for row_batch in self._batches if row_batch is not batch]
+        prefilling = sum(bool(other.prefilling) for other in others)
+        left_s = self._stall_s - sum(other.prefill_s for other in others)
         return max(0.0, min(left_s, self._stall_s / (1 + prefilling)))
 
     def _last_to_put_aside(self) -> tuple[RowBatch, SequenceRow] | None:
         """The row that would be put aside last, and its batch; None: there are no rows."""
         rows = [(batch, row) for batch in self._batches for row in batch.rows]
         return max(
-            rows, key=lambda each: (each[1].sequence.priority, -each[1].number), default=None
+            rows, key=lambda pair: (pair[1].sequence.priority, -pair[1].number), default=None
         )
 
     def _sizes(self) -> list[Batch]:
-        return [size for each in self._batches for size in each.sizes()]
+        return [size for batch in self._batches for size in batch.sizes()]
 
     def _admit_waiting(self) -> None:
         """Let waiting sequences join batches, or begin a batch.
@@ -291,7 +299,9 @@ class BatchedEngine(QueuedEngine):
             if rows + len(later) >= self.most_rows or (overtaken and rows):
                 return
             if self._keeper is not None and self._keeper.waits(
-                sequence, self._sizes(), [row for each in self._batches for row in each.prefilling]
+                sequence,
+                self._sizes(),
+                [row for row_batch in self._batches for row in row_batch.prefilling],
             ):
                 continue
             tokens = len(sequence.token_ids) + AHEAD_TOKENS
@@ -314,11 +324,11 @@ class BatchedEngine(QueuedEngine):
         """Let the rows of a batch that computes no prompt join another batch, if the model takes
         groups. So there are several batches only while several compute prompts.
         """
-        batches = [each for each in self._batches if len(each)]
+        batches = [row_batch for row_batch in self._batches if len(row_batch)]
         if self._drawing is None or len(batches) < 2:
             return
-        batch = min(batches, key=lambda each: (bool(each.prefilling), len(each)))
-        other = max((each for each in batches if each is not batch), key=len)
+        batch = min(batches, key=lambda row_batch: (bool(row_batch.prefilling), len(row_batch)))
+        other = max((row_batch for row_batch in batches if row_batch is not batch), key=len)
         joining = [JoiningSequence(other, row.tokens + AHEAD_TOKENS) for row in batch.rows]
         # The rows exist twice until they have joined.
         if not batch.prefilling and self._room.holds(self._with(*joining)):
@@ -352,7 +362,7 @@ class BatchedEngine(QueuedEngine):
     def _fits(self, tokens: int) -> bool:
         """Whether a sequence of `tokens` tokens fits one of the batches, or a new one."""
         joined = any(
-            self._room.holds(self._with(JoiningSequence(each, tokens))) for each in self._batches
+            self._room.holds(self._with(JoiningSequence(batch, tokens))) for batch in self._batches
         )
         return joined or self._may_open(tokens, [])
 
@@ -365,7 +375,7 @@ class BatchedEngine(QueuedEngine):
             for batch in self._batches
             if self._room.holds(self._with(JoiningSequence(batch, tokens), *later))
         ]
-        least_bytes, best = min(fitting, key=lambda each: each[0], default=(0, None))
+        least_bytes, best = min(fitting, key=lambda pair: pair[0], default=(0, None))
         pays = least_bytes <= self._worth_bytes
         if best is not None and pays and not best.prefills_beyond(tokens):
             return best
@@ -380,7 +390,9 @@ class BatchedEngine(QueuedEngine):
         return [
             size
             for batch in self._batches
-            for size in batch.sizes(each.tokens for each in joining if each.batch is batch)
+            for size in batch.sizes(
+                sequence.tokens for sequence in joining if sequence.batch is batch
+            )
         ]
 
     def _padding_bytes(self, batch: RowBatch, tokens: int) -> int:
@@ -389,7 +401,7 @@ class BatchedEngine(QueuedEngine):
         """
         shape = self._room.shape
         now, together = (
-            sum(shape.batch_bytes(*each) for each in batch.sizes(joining))
+            sum(shape.batch_bytes(*size) for size in batch.sizes(joining))
             for joining in ((), (tokens,))
         )
         return together - now - shape.batch_bytes(1, tokens)

@@ -69,7 +69,7 @@ class Caches:
 
 
 def _check_quantizable(caches: list[Any]) -> None:
-    other = [each for each in leaves_of(caches) if not can_be_quantized(each)]
+    other = [leaf for leaf in leaves_of(caches) if not can_be_quantized(leaf)]
     if other:
         raise ModelError(
             f"kv_bits: mlx-lm can't quantize all caches of this model: it has {in_words(other)}."

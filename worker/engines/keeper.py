@@ -59,7 +59,7 @@ class PromptKeeper:
 
     def beside(self, rows: EngineNeed) -> EngineNeed:
         """The needs of the rows, completed by the needs of the prompt cache."""
-        asked_bytes = max((each.limit_bytes for each in self._asked.values()), default=0)
+        asked_bytes = max((request.limit_bytes for request in self._asked.values()), default=0)
         wanted_bytes = max(self._wanted_bytes, asked_bytes - rows.wanted_bytes)
         return rows._replace(
             cache_bytes=self.cache.bytes_,
@@ -156,11 +156,11 @@ class PromptKeeper:
         return self.cache.restore(sequence.path, len(sequence.token_ids))
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        for each in self._asked.keys() & set(request_ids):
-            del self._asked[each]
-        for each in self._fetching.intersection(request_ids):
-            self.cache.forget(each)
-            self._fetching.discard(each)
+        for key in self._asked.keys() & set(request_ids):
+            del self._asked[key]
+        for text in self._fetching.intersection(request_ids):
+            self.cache.forget(text)
+            self._fetching.discard(text)
 
     def store_blocks(
         self, running: Iterable[CachedRow], ended: Iterable[CachedRow], sizes: list[Batch]
@@ -170,18 +170,18 @@ class PromptKeeper:
         """
         self.cache.store()
         self._missing_bytes = 0
-        for each in running:
-            depth, beyond = divmod(each.row.seen_tokens, BLOCK_TOKENS)
+        for row in running:
+            depth, beyond = divmod(row.row.seen_tokens, BLOCK_TOKENS)
             if self.cache.needs_snapshots:
                 # A snapshot has the present state. After a wrong guess the state of a row that
                 # decodes can be that of some tokens before.
-                if each.prefills and not beyond:
-                    self._store_row(each, depth, sizes)
+                if row.prefills and not beyond:
+                    self._store_row(row, depth, sizes)
                 continue
-            new_blocks = depth - (each.row.cached_blocks or 0)
-            if new_blocks >= _ANSWER_BLOCKS or _has_prompt_left(each.row):
-                self._store_row(each, depth, sizes)
-            left = depth - (each.row.cached_blocks or 0)
+            new_blocks = depth - (row.row.cached_blocks or 0)
+            if new_blocks >= _ANSWER_BLOCKS or _has_prompt_left(row.row):
+                self._store_row(row, depth, sizes)
+            left = depth - (row.row.cached_blocks or 0)
             self._missing_bytes += left * self.cache.block_bytes
         if not self.cache.needs_snapshots:
             self._store_ended(ended, sizes)
@@ -210,15 +210,19 @@ class PromptKeeper:
         """Store the blocks of all ended rows at once. If there is too little room, store those of
         as many rows as possible.
         """
-        found = (_computed(each, each.row.seen_tokens // BLOCK_TOKENS) for each in ended)
-        new = [each for each in found if each is not None and each.first < len(each.path.keys)]
-        paths = [each.path for each in new]
-        if self._makes_room(sum(self._bytes_of(each) for each in new), sizes, paths):
+        computed = (_computed(row, row.row.seen_tokens // BLOCK_TOKENS) for row in ended)
+        new = [
+            computed_row
+            for computed_row in computed
+            if computed_row is not None and computed_row.first < len(computed_row.path.keys)
+        ]
+        paths = [row.path for row in new]
+        if self._makes_room(sum(self._bytes_of(row) for row in new), sizes, paths):
             self.cache.add(new)
             return
-        for each in new:
-            if self._makes_room(self._bytes_of(each), sizes, [each.path]):
-                self.cache.add([each])
+        for row in new:
+            if self._makes_room(self._bytes_of(row), sizes, [row.path]):
+                self.cache.add([row])
 
     def _bytes_of(self, computed: ComputedRow) -> int:
         return max(0, len(computed.path.keys) - computed.first) * self.cache.block_bytes
@@ -260,9 +264,10 @@ class PromptKeeper:
             return False
         if self.cache.needs_snapshots:
             shared = (
-                each
-                for each in other.boundaries
-                if each <= len(path.keys) and path.keys[each - 1] == other.keys[each - 1]
+                boundary
+                for boundary in other.boundaries
+                if boundary <= len(path.keys)
+                and path.keys[boundary - 1] == other.keys[boundary - 1]
             )
             return row.cached_blocks < max(shared, default=0) >= depth + _SHARED_BLOCKS
         last = depth + _SHARED_BLOCKS - 1
@@ -327,12 +332,12 @@ class QueuedEngine(ABC):
 
     def remove_hopeless(self) -> list[Sequence]:
         hopeless = [
-            each
-            for each in self._waiting
-            if not self._room.could_hold(len(each.token_ids) + self.ahead_tokens)
+            values
+            for values in self._waiting
+            if not self._room.could_hold(len(values.token_ids) + self.ahead_tokens)
         ]
         if hopeless:
-            self._forget({each.request_id for each in hopeless})
+            self._forget({values.request_id for values in hopeless})
         return hopeless
 
     def clear_prompts(self) -> int:
@@ -347,9 +352,11 @@ class QueuedEngine(ABC):
 
     def _forget(self, request_ids: set[str]) -> None:
         """Drop these requests from the queue, and give up reading their blocks."""
-        self._waiting = deque(each for each in self._waiting if each.request_id not in request_ids)
-        for each in request_ids:
-            self._numbers.pop(each, None)
+        self._waiting = deque(
+            values for values in self._waiting if values.request_id not in request_ids
+        )
+        for request_id in request_ids:
+            self._numbers.pop(request_id, None)
         if self._keeper is not None:
             self._keeper.forget(request_ids)
 

@@ -149,12 +149,14 @@ class PrefillPace:
         fresh = self._fresh
         here = fresh.get(_magnitude(context))
         known = fresh.values() if here is None else (here,)
-        return max((each.lower_bound(context) for each in known), default=None)
+        return max((speed.lower_bound(context) for speed in known), default=None)
 
     @property
     def _fresh(self) -> dict[int, _Speed]:
         oldest = self._observed - _FRESH
-        return {magnitude: each for magnitude, each in self._speeds.items() if each.number > oldest}
+        return {
+            magnitude: speed for magnitude, speed in self._speeds.items() if speed.number > oldest
+        }
 
 
 def _magnitude(context: int) -> int:

@@ -118,12 +118,12 @@ class CacheRoom:
         """The limit of the process that these batches need together. Only one batch or group grows
         at a time.
         """
-        sizes = [each for each in batches if each.rows]
-        longest_tokens = max((each.longest_tokens for each in sizes), default=0)
+        sizes = [batch for batch in batches if batch.rows]
+        longest_tokens = max((size.longest_tokens for size in sizes), default=0)
         # Rounded up to steps of a cache, by which caches grow. Otherwise each token would change
         # the result.
         longest_tokens = _whole_steps(longest_tokens)
-        resting = [self.shape.batch_bytes(*each) for each in sizes]
+        resting = [self.shape.batch_bytes(*size) for size in sizes]
         return (
             self.fixed_bytes
             + self.working_bytes

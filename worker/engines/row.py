@@ -66,8 +66,8 @@ class SequenceRow:
     def next_boundary(self) -> int | None:
         """The next place of the prompt at which a snapshot is to be made; None: there is none."""
         path = self.sequence.path
-        places = () if path is None else (each * BLOCK_TOKENS for each in path.boundaries)
-        return next((each for each in places if each > self.seen_tokens), None)
+        places = () if path is None else (boundary * BLOCK_TOKENS for boundary in path.boundaries)
+        return next((place for place in places if place > self.seen_tokens), None)
 
     def forget_cached(self) -> None:
         """Begin without the blocks of the prompt cache, and store none there."""
@@ -84,7 +84,7 @@ class SequenceRow:
         with stream():
             logits = compute(mx.array([self.sequence.token_ids[begin:end]]), caches)
             vocabulary = logits.shape[-1]
-            mx.eval([each.state for each in caches])
+            mx.eval([cache.state for cache in caches])
             self.score_prompt(logits[0], end)
             # MLX doesn't compute logits that are never read.
             del logits

@@ -147,13 +147,13 @@ class SequentialEngine(QueuedEngine):
             self._keeper.cache.store()
 
     def remove_broken(self) -> list[BrokenSequence]:
-        found, self._unfit = self._unfit, []
+        broken, self._unfit = self._unfit, []
         run = self._run
         reason = None if run is None or run.sampler is None else run.sampler.remove_broken()
         if run is not None and reason is not None:
             self._run = None
-            found.append(BrokenSequence(run.row.sequence.request_id, reason))
-        return found
+            broken.append(BrokenSequence(run.row.sequence.request_id, reason))
+        return broken
 
     def recompute_all(self) -> bool:
         if self._run is not None:

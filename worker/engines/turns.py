@@ -28,7 +28,7 @@ class Turns:
         number = max(self._now, self._ends.get(sharer, 0.0))
         self._ends[sharer] = number + cost / share
         if len(self._ends) > _MOST:
-            del self._ends[min(self._ends, key=lambda each: self._ends[each])]
+            del self._ends[min(self._ends, key=lambda name: self._ends[name])]
         return number
 
     def start(self, number: float) -> None:
@@ -45,8 +45,8 @@ class SharerSeconds:
     def add(self, sharers: Iterable[str], seconds: float) -> None:
         """Add a step, which costs each of its requests the same. `sharers` has a name for each."""
         names = list(sharers)
-        for each in names:
-            self._seconds[each] = self._seconds.get(each, 0.0) + seconds / len(names)
+        for name in names:
+            self._seconds[name] = self._seconds.get(name, 0.0) + seconds / len(names)
 
     def collect(self) -> dict[str, float]:
         """The seconds since the last call."""

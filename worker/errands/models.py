@@ -86,7 +86,9 @@ def measure(errand: Errand) -> None:
     if asked.long_tokens > tokens:
         tokens = max(tokens, min(asked.long_tokens, int(tokens / long_s * asked.long_s)))
         long_s = min(_long_prompt(loaded, prompt_ids, tokens) for _ in range(asked.times // 2))
-    errand.answer(Measured(min(each.rest_s for each in answers), tuple(prompt_ids), tokens, long_s))
+    errand.answer(
+        Measured(min(answer.rest_s for answer in answers), tuple(prompt_ids), tokens, long_s)
+    )
 
 
 class _AnswerTimes(NamedTuple):
@@ -121,8 +123,8 @@ def compare(errand: Errand) -> None:
     errand.answer_versions()
     asked = errand.read(Generated)
     loaded = load(asked.source, lambda _done, _total: None, lambda: False)
-    prompts = [list(loaded.tokenizer.encode(each)) for each in asked.prompts]
-    alone = [_texts(loaded, [each], asked.tokens)[0] for each in prompts]
+    prompts = [list(loaded.tokenizer.encode(prompt)) for prompt in asked.prompts]
+    alone = [_texts(loaded, [values], asked.tokens)[0] for values in prompts]
     together = _texts(loaded, prompts, asked.tokens)
     errand.answer(SameText(sum(map(list.__eq__, alone, together)), len(prompts)))
 
@@ -134,7 +136,7 @@ def _texts(loaded: LoadedModel, prompts: list[list[int]], tokens: int) -> list[l
     texts: dict[str, list[int]] = {str(row): [] for row in range(rows)}
     for row, prompt in zip(texts, prompts, strict=True):
         engine.add(Sequence(row, prompt, tokens, sampling=None, ignore_eos=True))
-    while any(len(each) < tokens for each in texts.values()):
+    while any(len(text) < tokens for text in texts.values()):
         for token in engine.step():
             texts[token.request_id].append(token.token_id)
     engine.close()

@@ -172,7 +172,7 @@ def time_steps(seconds: float) -> StepTimes:
             _restore(limits)
     return StepTimes(
         active_bytes=active_bytes,
-        **{name: median(each) for name, each in times.items()},
+        **{name: median(moment) for name, moment in times.items()},
     )
 
 
@@ -259,7 +259,7 @@ def _import() -> Imported:
 def _hold(held: list[mx.array], size_bytes: int, *, wire: bool) -> MlxMemory:
     if wire:
         wiring.wire(size_bytes, read_device())
-    missing_bytes = size_bytes - sum(each.nbytes for each in held)
+    missing_bytes = size_bytes - sum(array.nbytes for array in held)
     if missing_bytes > 0:
         held.append(mx.ones((missing_bytes // 4,), mx.float32))
         # The array is read once, because memory that was never read may not be resident.

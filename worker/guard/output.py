@@ -60,7 +60,7 @@ class CommandOutput:
         """The last line that isn't empty. Waits a moment for the rest of the output."""
         self._thread.join(_REST_S)
         lines = self._without_probes(self._tail).decode("utf-8", "replace").split("\n")
-        return next((each.strip() for each in reversed(lines) if each.strip()), "")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
     def _without_probes(self, output: bytes) -> bytes:
         # To look at each line of a flood would take longer than the flood.

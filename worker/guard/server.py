@@ -64,13 +64,13 @@ class CommandServer:
         read, write = os.pipe()
         try:
             self._first = subprocess.Popen(
-                [self._filled(each) for each in order.command],
+                [self._filled(text) for text in order.command],
                 stdin=subprocess.DEVNULL,
                 stdout=write,
                 stderr=write,
                 cwd=order.folder,
                 env=os.environ
-                | {name: self._filled(each) for name, each in order.environment.items()}
+                | {name: self._filled(item) for name, item in order.environment.items()}
                 | {MARK: mark},
                 start_new_session=True,
                 preexec_fn=bound_to(os.getpid()),
@@ -106,8 +106,8 @@ class CommandServer:
         if now - self._looked_at >= _MARKED_S:
             self._looked_at = now
             self._strays = self._processes.all()
-        found = {each.pid: each for each in (*self._strays, *self._processes.below())}
-        return [each for each in found.values() if each.is_running()]
+        by_pid = {stray.pid: stray for stray in (*self._strays, *self._processes.below())}
+        return [process for process in by_pid.values() if process.is_running()]
 
     def alive(self, *, ready: bool) -> bool:
         """Whether the server lives. Its first process may leave others behind, which serve, or will
@@ -131,9 +131,9 @@ class CommandServer:
             connection.connect()
         except OSError:
             return False
-        if not self._port or any(listens(each, self._port) for each in below(os.getpid())):
+        if not self._port or any(listens(process, self._port) for process in below(os.getpid())):
             return True
-        if any(listens(each, self._port) for each in marked(self._mark)):
+        if any(listens(process, self._port) for process in marked(self._mark)):
             return True
         if not self._warned:
             self._warned = True
@@ -151,10 +151,10 @@ class CommandServer:
     def reap(self) -> None:
         """Take the exit statuses of adopted processes. Popen takes that of the first process."""
         self._first.poll()
-        for each in psutil.Process().children():
+        for child in psutil.Process().children():
             with contextlib.suppress(psutil.Error, OSError):
-                if each.pid != self._first.pid and each.status() == psutil.STATUS_ZOMBIE:
-                    os.waitpid(each.pid, os.WNOHANG)
+                if child.pid != self._first.pid and child.status() == psutil.STATUS_ZOMBIE:
+                    os.waitpid(child.pid, os.WNOHANG)
 
     @property
     def exit_code(self) -> int:

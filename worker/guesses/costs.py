@@ -59,13 +59,13 @@ class StepCosts:
     @property
     def seconds(self) -> dict[str, float]:
         """The seconds of steps, by rows and tokens a row, as in "4x16", and of passes: "4x0"."""
-        return {f"{rows}x{width}": each for (rows, width), each in self._seconds.items()}
+        return {f"{rows}x{width}": number for (rows, width), number in self._seconds.items()}
 
     def know(self, seconds: Mapping[str, float]) -> None:
         """Begin with the seconds that another worker measured for this model."""
-        for name, each in seconds.items():
+        for name, number in seconds.items():
             rows, width = map(int, name.split("x"))
-            self._record((rows, width), *[each] * _ENOUGH)
+            self._record((rows, width), *[number] * _ENOUGH)
 
     def is_measured(self, rows: int, width: int) -> bool:
         return len(self._steps.get((_rows(rows), width), ())) >= _ENOUGH
@@ -74,15 +74,15 @@ class StepCosts:
         """The tokens a second with so many rows, divided by those with half as many rows. None: one
         of the two was not measured.
         """
-        half, all_ = (self._seconds.get((_rows(each), 1)) for each in (rows // 2, rows))
+        half, all_ = (self._seconds.get((_rows(number), 1)) for number in (rows // 2, rows))
         return None if half is None or all_ is None else 2 * half / all_
 
     def _known_ratio(self, rows: int, width: int) -> float | None:
-        measured = (self._ratio(each, width) for each in _nearest(_rows(rows)))
-        return next((each for each in measured if each is not None), None)
+        measured = (self._ratio(number, width) for number in _nearest(_rows(rows)))
+        return next((number for number in measured if number is not None), None)
 
     def _ratio(self, rows: int, width: int) -> float | None:
-        alone, wide = (self._seconds.get((rows, each)) for each in (1, width))
+        alone, wide = (self._seconds.get((rows, number)) for number in (1, width))
         return None if alone is None or wide is None else wide / alone
 
     def _record(self, size: tuple[int, int], *seconds: float) -> None:

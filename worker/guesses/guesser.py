@@ -45,7 +45,7 @@ class Shares:
     """
 
     def __init__(self) -> None:
-        self._right = [_FIRST_WEIGHT * each for each in _FIRST_SHARES]
+        self._right = [_FIRST_WEIGHT * first_share for first_share in _FIRST_SHARES]
         self._made = [_FIRST_WEIGHT] * len(_FIRST_SHARES)
 
     def count(self, matched: int, *, right: bool) -> None:
@@ -109,9 +109,9 @@ class _Plan(NamedTuple):
     width: int = 1
     drafted: int = 0
 
-    def drafts(self, found: _Chance, drafted: _Chance) -> bool:
+    def drafts(self, lookup: _Chance, drafted: _Chance) -> bool:
         """Whether the drafter's guesses for a row promise more than those that were found."""
-        return drafted.tokens(1 + self.drafted) > found.tokens(self.width)
+        return drafted.tokens(1 + self.drafted) > lookup.tokens(self.width)
 
 
 class Drafts(NamedTuple):
@@ -204,8 +204,8 @@ class BatchGuesser:
         if self._costs.rehearsed is not None:
             return self._costs.rehearsed > 1
         chances = []
-        for each in rows:
-            row, forced = self._rows[each], self._forced(each)
+        for index in rows:
+            row, forced = self._rows[index], self._forced(index)
             if len(forced) > 1:
                 chances.append(_Chance(len(forced) - 1, _FORCED_SHARE, 1.0))
             elif row.lookup.next is None:
@@ -226,8 +226,8 @@ class BatchGuesser:
             return self._rehearse(most, draft)
         guesses: list[list[int]] = []
         chances: list[_Chance] = []
-        for each, token, count in zip(rows, first, most, strict=True):
-            row, forced = self._rows[each], self._forced(each)
+        for item, token, count in zip(rows, first, most, strict=True):
+            row, forced = self._rows[item], self._forced(item)
             if len(forced) > 1 and forced[0] == token:
                 guesses.append(forced[1 : count + 1])
                 chances.append(_Chance(len(guesses[-1]), _FORCED_SHARE, 1.0))
@@ -240,7 +240,7 @@ class BatchGuesser:
         if plan.drafted and self._tried is None:
             self._undrafted = self._draft_tries = 0
         self._tried = None
-        guesses = [each[: plan.width - 1] for each in guesses]
+        guesses = [values[: plan.width - 1] for values in guesses]
         counts = [
             min(plan.drafted, draft_chance.guesses) if plan.drafts(chance, draft_chance) else 0
             for chance, draft_chance in zip(chances, drafted, strict=True)
@@ -255,29 +255,29 @@ class BatchGuesser:
     def _rehearse(self, most: Sequence[int], draft: DraftGuesses) -> list[list[int]]:
         """Guesses of the rehearsed width. The drafter guesses, too, until its cost is known."""
         width = self._costs.rehearsed or 1
-        counts = [min(self._drafts.tokens, width - 1, each) for each in most]
+        counts = [min(self._drafts.tokens, width - 1, number) for number in most]
         if any(counts) and not self._costs.is_measured(len(most), DRAFTED):
             draft(counts)
-        return [[_WRONG] * min(width - 1, each) for each in most]
+        return [[_WRONG] * min(width - 1, number) for number in most]
 
     def _draft_chances(self, rows: Sequence[int], most: Iterable[int]) -> list[_Chance]:
         return [
             _Chance(
                 min(self._drafts.tokens, count),
-                self._rows[each].drafted_shares.share(_DRAFTED_MATCH),
+                self._rows[row].drafted_shares.share(_DRAFTED_MATCH),
                 1.0,
             )
-            for each, count in zip(rows, most, strict=True)
+            for row, count in zip(rows, most, strict=True)
         ]
 
     def _draft_try(self, rows: int) -> _Plan | None:
         """The next step, if it tries the drafter although it seems not to pay; else None."""
         most = min(_TRIED_TOKENS // rows, self._most_width(rows), self._drafts.tokens + 1)
-        width = max((each for each in WIDTHS if each <= most), default=1)
+        width = max((number for number in WIDTHS if number <= most), default=1)
         if width == 1:
             return None
         self._undrafted += 1
-        known = all(self._costs.is_known(rows, each) for each in (DRAFTED, width))
+        known = all(self._costs.is_known(rows, number) for number in (DRAFTED, width))
         doubled = min(self._draft_tries, _MOST_DOUBLED)
         if self._undrafted < (_TRIED_AGAIN << doubled if known else _TRIED_SOON):
             return None
@@ -294,7 +294,7 @@ class BatchGuesser:
         width = WIDTHS[-1 - self._tries // 2 % (len(WIDTHS) - 1)]
         while width > 1 and rows * width > min(_TRIED_TOKENS, rows * self._most_width(rows)):
             width //= 2
-        hoped = sum(each.tokens(width) for each in chances) / hoped_ratio(width)
+        hoped = sum(chance.tokens(width) for chance in chances) / hoped_ratio(width)
         if hoped <= rows * _MARGIN:
             return None
         self._parked += 1
@@ -308,7 +308,7 @@ class BatchGuesser:
         """The step that makes the most tokens a second. `chances` are those of guesses that were
         found.
         """
-        if not any(each.guesses for each in (*chances, *drafted)):
+        if not any(chance.guesses for chance in (*chances, *drafted)):
             return _Plan()
         rows = len(chances)
         best, most = _Plan(), rows * _MARGIN

@@ -81,10 +81,10 @@ def fault_of(error: Exception, folder: Path) -> str | None:
             "programs of models. Take a conversion that mlx-lm reads by itself."
         )
     cause = shorten(one_sentence(error), _LONGEST_ERROR)
-    if found := dict.fromkeys(_faults(error, read_config(folder))):
+    if faults := dict.fromkeys(_faults(error, read_config(folder))):
         return (
-            f"{folder / 'config.json'}: {'; '.join(list(found)[:_MOST_FAULTS])}. Correct the file, "
-            f"or pull the model again ({cause})."
+            f"{folder / 'config.json'}: {'; '.join(list(faults)[:_MOST_FAULTS])}. Correct the "
+            f"file, or pull the model again ({cause})."
         )
     for name in _BESIDE:
         try:
@@ -98,13 +98,13 @@ def fault_of(error: Exception, folder: Path) -> str | None:
 def _faults(error: Exception, config: dict[str, Any]) -> Iterator[str]:
     yield from _quantization(config)
     for name in _POSITIVE:
-        if (found := _find(config, name)) and type(found[1]) in (int, float) and found[1] <= 0:
-            yield f"{found[0]} is {found[1]}, and must be more than 0"
+        if (entry := _find(config, name)) and type(entry[1]) in (int, float) and entry[1] <= 0:
+            yield f"{entry[0]} is {entry[1]}, and must be more than 0"
     if named := _NAMED.search(str(error)):
         name = named[1] or named[2]
-        found = _find(config, name)
-        if found or named[2]:
-            yield f"{found[0]} is {_written(found[1])}" if found else f"{name} is missing"
+        entry = _find(config, name)
+        if entry or named[2]:
+            yield f"{entry[0]} is {_written(entry[1])}" if entry else f"{name} is missing"
         return
     for kind, present in argument_classes(error):
         try:
@@ -137,10 +137,10 @@ def _fault(
     default = field.default if field.default_factory is MISSING else field.default_factory()
     if table is not None and default is MISSING and field.init and field.name not in table:
         return f"{field.name} is missing"
-    found = _find(config, field.name)
-    if found is None or found[1] is default or _fits(found[1], hint):
+    entry = _find(config, field.name)
+    if entry is None or entry[1] is default or _fits(entry[1], hint):
         return None
-    return f"{found[0]} is {_written(found[1])}, and must be {_words(hint)}"
+    return f"{entry[0]} is {_written(entry[1])}, and must be {_words(hint)}"
 
 
 def _find(config: dict[str, Any], key: str) -> tuple[str, Any] | None:

@@ -204,10 +204,10 @@ def as_opened(folder: Path, *, pictures: bool = False) -> Iterator[Path]:
     """
     wanted = weight_files(folder, pictures=pictures)
     pattern = "[!.]*.safetensors" if pictures else "model*.safetensors"
-    found = {path.name for path in folder.glob(pattern)}
+    opened = {path.name for path in folder.glob(pattern)}
     if pictures and (folder / INDEX).exists():
-        found = indexed(folder)
-    by_itself = found == {str(path.relative_to(folder)) for path in wanted}
+        opened = indexed(folder)
+    by_itself = opened == {str(path.relative_to(folder)) for path in wanted}
     # The libraries take brackets in the folder's name for a pattern, too.
     if by_itself and glob.escape(str(folder)) == str(folder):
         yield folder
@@ -234,7 +234,7 @@ def fingerprint(folder: Path, adapter: Path | None = None, *, pictures: bool = F
         OSError, ValueError: a file can't be read.
     """
     digest = hashlib.sha256()
-    for path in sorted({each for pattern in _READ_WHOLE for each in folder.glob(pattern)}):
+    for path in sorted({path for pattern in _READ_WHOLE for path in folder.glob(pattern)}):
         if not path.name.startswith(".") and not path.name.endswith(".index.json"):
             _hash(digest, path.name.encode(), path.read_bytes())
     for path in weight_files(folder, pictures=pictures):

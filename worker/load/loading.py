@@ -342,7 +342,7 @@ def is_headless(folder: Path) -> bool:
     if not (folder / "modules.json").is_file():
         return False
     headers = map(read_header, weight_files(folder))
-    return any(name.startswith("layers.") for each in headers for name in each.tensors)
+    return any(name.startswith("layers.") for header in headers for name in header.tensors)
 
 
 def context_tokens_of(config: dict[str, Any]) -> int | None:
@@ -380,17 +380,17 @@ def _read_weights(
         if should_stop():
             raise LoadAbandonedError
 
-    for each in _slices(arrays, reads):
-        if each.sources:
+    for part in _slices(arrays, reads):
+        if part.sources:
             # Otherwise the sources of two slices would take memory at the same time.
             while ahead:
                 await_first()
-            mx.eval(each.sources)
+            mx.eval(part.sources)
             # MLX frees a source once the arrays are computed, unless there is a reference here.
-            each.sources.clear()
-        mx.async_eval(each.arrays)  # type: ignore[no-untyped-call] # MLX leaves its types out
-        ahead.append(each)
-        ahead_bytes += each.nbytes
+            part.sources.clear()
+        mx.async_eval(part.arrays)  # type: ignore[no-untyped-call] # MLX leaves its types out
+        ahead.append(part)
+        ahead_bytes += part.nbytes
         while len(ahead) > 1 and ahead_bytes > done / (time.monotonic() - began_at) * _AHEAD_S:
             await_first()
     while ahead:
@@ -414,7 +414,7 @@ def _slices(arrays: Iterable[mx.array], reads: Reads) -> Iterator[_Slice]:
         pending.sources.extend(reads.sources_of(array))
         pending.arrays.append(array)
         pending = pending._replace(nbytes=pending.nbytes + array.nbytes)
-        read_bytes += max(array.nbytes, sum(each.nbytes for each in pending.sources[known:]))
+        read_bytes += max(array.nbytes, sum(source.nbytes for source in pending.sources[known:]))
         if read_bytes >= _SLICE_BYTES:
             yield pending
             pending, read_bytes = _Slice([], [], 0), 0

@@ -41,17 +41,17 @@ class QuantizedCache(CacheList):  # type: ignore[misc]  # mlx-lm is untyped
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Quantized, Quantized]:
         """Add the tokens of a step. Returns the keys and the values of all tokens."""
-        new = [mx.quantize(each, self.group_size, self.bits) for each in (keys, values)]
+        new = [mx.quantize(array, self.group_size, self.bits) for array in (keys, values)]
         for cache, *arrays in zip(self.caches, *new, strict=True):
             cache.update_and_fetch(*arrays)
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[Quantized, Quantized]:
-        keys, values = zip(*(each.keys_and_values() for each in self.caches), strict=True)
+        keys, values = zip(*(cache.keys_and_values() for cache in self.caches), strict=True)
         return keys, values
 
     def extract(self, row: int) -> QuantizedCache:
-        return self.of(each.extract(row) for each in self.caches)
+        return self.of(cache.extract(row) for cache in self.caches)
 
     @classmethod
     def merge(cls, caches: Sequence[QuantizedCache]) -> QuantizedCache:
@@ -79,12 +79,12 @@ class QuantizingModel:
 
     def make_cache(self) -> list[Any]:
         """New caches for one row, in the order of the layers."""
-        return [_quantized(each, self._bits) for each in make_prompt_cache(self._model)]
+        return [_quantized(item, self._bits) for item in make_prompt_cache(self._model)]
 
 
 def _quantized(cache: Any, bits: int) -> Any:
     if isinstance(cache, CacheList):
-        return CacheList(*(_quantized(each, bits) for each in cache.caches))
+        return CacheList(*(_quantized(item, bits) for item in cache.caches))
     return cache if isinstance(cache, RowShifts) else QuantizedCache(bits)
 
 
@@ -141,6 +141,6 @@ class RowShifts:
 
 def shift_row(caches: Sequence[object], shift: int) -> None:
     """Shift the positions of the one row that these caches belong to."""
-    for each in caches:
-        if isinstance(each, RowShifts):
-            each.set([shift])
+    for cache in caches:
+        if isinstance(cache, RowShifts):
+            cache.set([shift])

@@ -50,10 +50,10 @@ def leaves_of(caches: Sequence[Any]) -> list[Any]:
     """The single caches. A `CacheList` is replaced by the caches that it is made of, and so is a
     `QuantizedCache`.
     """
-    found = []
+    leaves = []
     for cache in caches:
-        found += leaves_of(cache.caches) if isinstance(cache, CacheList) else [cache]
-    return found
+        leaves += leaves_of(cache.caches) if isinstance(cache, CacheList) else [cache]
+    return leaves
 
 
 def grows(leaf: Any) -> bool:
@@ -70,7 +70,7 @@ def has_known_state(leaf: Any) -> bool:
 
 def can_be_merged(caches: Iterable[Any]) -> bool:
     """Whether the caches can be merged into those of a batch."""
-    return all(hasattr(each, "merge") for each in caches)
+    return all(hasattr(cache, "merge") for cache in caches)
 
 
 def can_be_quantized(leaf: Any) -> bool:
@@ -94,10 +94,10 @@ def in_words(leaves: Iterable[Any]) -> str:
     """The kinds of caches, in words for an error."""
     names = {
         next(
-            (f"{words} ({kind.__name__})" for kind, words in _WORDS if isinstance(each, kind)),
-            type(each).__name__,
+            (f"{words} ({kind.__name__})" for kind, words in _WORDS if isinstance(leaf, kind)),
+            type(leaf).__name__,
         )
-        for each in leaves
+        for leaf in leaves
     }
     return " and ".join(sorted(names))
 
@@ -156,8 +156,8 @@ def tokens_of(leaf: Any, row: int, begin: int, end: int) -> list[mx.array]:
     if isinstance(leaf, BatchKVCache | RowsCache):
         padding = 0 if isinstance(leaf, RowsCache) else leaf.left_padding.tolist()[row]
         begin, end = begin + padding, end + padding
-        return [each[row : row + 1, :, begin:end] for each in (leaf.keys, leaf.values)]
-    return [each[:, :, begin:end] for each in (leaf.keys, leaf.values)]
+        return [item[row : row + 1, :, begin:end] for item in (leaf.keys, leaf.values)]
+    return [item[:, :, begin:end] for item in (leaf.keys, leaf.values)]
 
 
 def gather(leaf: Any, rows: mx.array, tokens: mx.array) -> tuple[mx.array, ...]:
@@ -193,7 +193,7 @@ def in_small_steps(caches: list[Any]) -> list[Any]:
 
 def keeps_states(model: Any) -> bool:
     """Whether layers of a model keep a recurrent state, which can't forget single tokens."""
-    return any(isinstance(each, ArraysCache) for each in leaves_of(make_caches(model)))
+    return any(isinstance(leaf, ArraysCache) for leaf in leaves_of(make_caches(model)))
 
 
 def takes_padding(model: Any) -> bool:
@@ -205,15 +205,15 @@ def takes_padding(model: Any) -> bool:
     if not can_be_merged(make_caches(model)):
         return False
     alone = in_small_steps(make_caches(model))
-    padded = in_small_steps([type(each).merge([each, each]) for each in make_caches(model)])
+    padded = in_small_steps([type(cache).merge([cache, cache]) for cache in make_caches(model)])
     mx.eval(model(mx.array([[1, 2]]), cache=alone), model(mx.array([[1, 2]] * 2), cache=padded))
-    for each in padded:
-        each.finalize()
-        each.prepare(lengths=[1, 4], right_padding=[3, 0])
+    for item in padded:
+        item.finalize()
+        item.prepare(lengths=[1, 4], right_padding=[3, 0])
     tokens = mx.array([[3, 0, 0, 0], [3, 4, 5, 6]])
     mx.eval(model(tokens[:1, :1], cache=alone), model(tokens, cache=padded))
-    for each in padded:
-        each.finalize()
+    for item in padded:
+        item.finalize()
     states = zip(leaves_of(alone), leaves_of(padded), strict=True)
     return all(
         mx.allclose(alone_state, padded_state[:1], rtol=1e-2, atol=1e-3).item()
@@ -234,10 +234,11 @@ def takes_padding_again(model: Any) -> bool:
         return False
     prompts = ([token for part in row for token in part] for row in zip(*chunks, strict=True))
     alone = [
-        model(mx.array([each]), cache=in_small_steps(make_caches(model)))[:, -1] for each in prompts
+        model(mx.array([prompt]), cache=in_small_steps(make_caches(model)))[:, -1]
+        for prompt in prompts
     ]
-    found, expected = (each.astype(mx.float32) for each in (together, mx.concatenate(alone)))
-    return bool(mx.abs(found - expected).max() <= _NEARLY * mx.abs(expected).max())
+    computed, expected = (array.astype(mx.float32) for array in (together, mx.concatenate(alone)))
+    return bool(mx.abs(computed - expected).max() <= _NEARLY * mx.abs(expected).max())
 
 
 def _in_chunks(model: Any, chunks: Iterable[Sequence[list[int]]]) -> mx.array:
@@ -245,15 +246,15 @@ def _in_chunks(model: Any, chunks: Iterable[Sequence[list[int]]]) -> mx.array:
     batch: list[Any] = []
     for rows in chunks:
         batch = batch or in_small_steps(
-            [type(each).merge([each] * len(rows)) for each in make_caches(model)]
+            [type(cache).merge([cache] * len(rows)) for cache in make_caches(model)]
         )
-        lengths = [len(each) for each in rows]
-        padding = [max(lengths) - each for each in lengths]
-        for each in batch:
-            each.prepare(lengths=lengths, right_padding=padding)
+        lengths = [len(values) for values in rows]
+        padding = [max(lengths) - length for length in lengths]
+        for item in batch:
+            item.prepare(lengths=lengths, right_padding=padding)
         padded = [row + [0] * gap for row, gap in zip(rows, padding, strict=True)]
         logits: mx.array = model(mx.array(padded), cache=batch)
-        mx.eval(logits, [each.state for each in batch])
-        for each in batch:
-            each.finalize()
+        mx.eval(logits, [item.state for item in batch])
+        for item in batch:
+            item.finalize()
     return logits[:, -1]

@@ -90,10 +90,10 @@ def _beside(model: Any, rows: Sequence[list[Any]], tokens: list[int]) -> mx.arra
     return logits
 
 
-def _difference(found: mx.array, alone: Sequence[mx.array]) -> float:
+def _difference(logits: mx.array, alone: Sequence[mx.array]) -> float:
     """By which share of the largest logit the logits of a row differ at most."""
     expected = mx.concatenate(list(alone)).astype(mx.float32)
-    most = mx.abs(found.astype(mx.float32) - expected).max(axis=-1)
+    most = mx.abs(logits.astype(mx.float32) - expected).max(axis=-1)
     return float((most / mx.abs(expected).max(axis=-1)).max())
 
 
@@ -131,10 +131,10 @@ def _is_same(
     (rows, tokens).
     """
     width = tokens.shape[1]
-    found, expected = (
+    computed, expected = (
         model(tokens, cache=caches_of_step(groups, width)).astype(mx.float32)
         for groups in (apart, together)
     )
     for group in (*together, *apart):
         group.advance([width] * len(group))
-    return bool(mx.abs(found - expected).max() <= _NEARLY * mx.abs(expected).max())
+    return bool(mx.abs(computed - expected).max() <= _NEARLY * mx.abs(expected).max())

@@ -50,17 +50,17 @@ class RowStates:
             parts.append(last._replace(length=number - last.number))
         parts.append(_StatesPart(number, count, states, place))
         # The states of wrong guesses, which are in the same arrays, count too.
-        while sum(each.states.shape[1] for each in parts) > STATE_TOKENS:
+        while sum(part.states.shape[1] for part in parts) > STATE_TOKENS:
             parts.popleft()
 
     def between(self, begin: int, end: int) -> mx.array:
         """The states of the tokens `begin` to `end` - 1, shape (tokens, width)."""
-        found = []
+        parts = []
         for number, length, states, place in self._parts:
             first, last = max(begin - number, 0), min(end - number, length)
             if first < last:
-                found.append(states[place, first:last])
-        return found[0] if len(found) == 1 else mx.concatenate(found)
+                parts.append(states[place, first:last])
+        return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
 
 class RowCaches(NamedTuple):
@@ -107,10 +107,10 @@ class DecodingRow:
         """The logits of the next token, (1, vocabulary), after `more` tokens than are known."""
         if self._prompt is None:
             return logits
-        after = [mx.array(each, dtype=mx.int32) for each in (self.tokens, more)]
+        after = [mx.array(item, dtype=mx.int32) for item in (self.tokens, more)]
         tokens = mx.concatenate([self._prompt, *after])
-        for each in self.processors:
-            logits = each(tokens, logits)
+        for processor in self.processors:
+            logits = processor(tokens, logits)
         return logits
 
     @property

@@ -47,7 +47,7 @@ class DraftModel:
     def unfit(model: Any) -> list[Any]:
         """The caches of a model because of which it can't be a draft model: they can't forget."""
         kinds = KVCache, RotatingKVCache
-        return [each for each in make_caches(model) if not isinstance(each, kinds)]
+        return [cache for cache in make_caches(model) if not isinstance(cache, kinds)]
 
     def make_cache(self) -> list[Any]:
         return [KVCache() for _ in make_caches(self._model)]
@@ -108,9 +108,9 @@ class Drafting:
 
     def guess(self, rows: Sequence[DraftedRow], choose: DrawGuesses) -> DraftResult:
         """Guess the next tokens of the rows. The drafter knows no other rows than these."""
-        given = {each.uid: each for each in rows}
+        given = {row.uid: row for row in rows}
         self._forget_wrong(given)
-        begun = self._start_rows([each for each in rows if each.guesses])
+        begun = self._start_rows([drafted_row for drafted_row in rows if drafted_row.guesses])
         places = [place for place, known in enumerate(self._rows) if given[known.uid].guesses]
         if not places:
             return DraftResult([[] for _ in rows], 0)
@@ -126,11 +126,11 @@ class Drafting:
         assert self._group is not None
         reserve(self._group.leaves, max(map(len, behind)) + most)
         if max(map(len, behind)) > usual:
-            self._see(all_rows, [each[:-usual] for each in behind])
+            self._see(all_rows, [item[:-usual] for item in behind])
             begun = True
         made = self._chain(
             all_rows,
-            [each[-usual:] for each in behind],
+            [item[-usual:] for item in behind],
             places,
             most,
             choose([self._rows[place].uid for place in places]),
@@ -141,7 +141,7 @@ class Drafting:
             # The last guess is not seen.
             known.guesses = guesses[:-1]
             by_uid[known.uid] = guesses[: given[known.uid].guesses]
-        return DraftResult([by_uid.get(each.uid, []) for each in rows], 0 if begun else most)
+        return DraftResult([by_uid.get(row.uid, []) for row in rows], 0 if begun else most)
 
     def _forget_wrong(self, given: dict[int, DraftedRow]) -> None:
         """Forget wrong guesses, and rows that can't go on with what is known of them."""
@@ -167,14 +167,14 @@ class Drafting:
                 and known.seen >= self._first(row)
             ):
                 keep.append(place)
-        self._group.advance([-each for each in gone])
+        self._group.advance([-number for number in gone])
         self._filter(keep)
 
     def _start_rows(self, rows: Sequence[DraftedRow]) -> bool:
         """Begin with rows that aren't known, as many as one step takes. Returns whether there are
         any.
         """
-        known = {each.uid for each in self._rows}
+        known = {known_row.uid for known_row in self._rows}
         left = _BEGUN_TOKENS
         for row in rows:
             if row.uid in known:
@@ -202,7 +202,7 @@ class Drafting:
     def _add(self, row: _KnownRow, caches: list[Any], tokens: int) -> None:
         """Add a row with its own caches, which have seen so many tokens."""
         lengths = RowLengths([tokens])
-        new = RowGroup([RowsCache(lengths, each.keys, each.values) for each in caches], 1)
+        new = RowGroup([RowsCache(lengths, cache.keys, cache.values) for cache in caches], 1)
         if self._group is None:
             self._group = new
         else:
@@ -233,18 +233,18 @@ class Drafting:
         logits, hidden = self._see(all_rows, behind)
         logits = logits[rows, mx.array([len(behind[place]) - 1 for place in places])]
         if hidden is not None:
-            lasts = mx.array([max(0, len(each) - 1) for each in behind])
+            lasts = mx.array([max(0, len(item) - 1) for item in behind])
             hidden = hidden[mx.arange(len(behind)), lasts][:, None]
         made = [draw(logits)]
-        grown = [int(bool(each)) for each in behind]
+        grown = [int(bool(item)) for item in behind]
         for _ in range(most - 1):
             mx.async_eval(made[-1])  # type: ignore[no-untyped-call]  # MLX's own stubs
             tokens = mx.zeros(len(behind), dtype=made[-1].dtype)
             tokens[rows] = made[-1]
             logits, hidden = self._pass(tokens[:, None], hidden, grown)
             made.append(draw(logits[rows, -1]))
-        found: list[list[int]] = mx.stack(made, axis=1).tolist()  # type: ignore[assignment]
-        return found
+        guesses: list[list[int]] = mx.stack(made, axis=1).tolist()  # type: ignore[assignment]
+        return guesses
 
     def _see(
         self, all_rows: list[DraftedRow], numbers: list[range]
@@ -252,16 +252,16 @@ class Drafting:
         """Let each row see some of its tokens. Returns their logits, (rows, tokens, vocabulary),
         and the drafter's states.
         """
-        lengths = [len(each) for each in numbers]
+        lengths = [len(number) for number in numbers]
         padded = [
-            row.since(each.start)[: len(each)] + [0] * (max(lengths) - len(each))
-            for row, each in zip(all_rows, numbers, strict=True)
+            row.since(number.start)[: len(number)] + [0] * (max(lengths) - len(number))
+            for row, number in zip(all_rows, numbers, strict=True)
         ]
         hidden = None
         if self._drafter.needs_states:
             states = [
-                row.states.between(each.start - 1, each.stop - 1) if each else None
-                for row, each in zip(all_rows, numbers, strict=True)
+                row.states.between(number.start - 1, number.stop - 1) if number else None
+                for row, number in zip(all_rows, numbers, strict=True)
             ]
             hidden = _padded(states, max(lengths))
         return self._pass(mx.array(padded), hidden, lengths)
@@ -278,15 +278,15 @@ class Drafting:
 
 def _padded(states: list[mx.array | None], tokens: int) -> mx.array:
     """States of rows, each (tokens, width) or None for no tokens, as one array."""
-    some = next(each for each in states if each is not None)
+    some = next(state for state in states if state is not None)
     empty = mx.zeros((tokens, some.shape[1]), some.dtype)
     return mx.stack(
         [
             empty
-            if each is None
-            else each
-            if len(each) == tokens
-            else mx.concatenate([each, empty[len(each) :]])
-            for each in states
+            if array is None
+            else array
+            if len(array) == tokens
+            else mx.concatenate([array, empty[len(array) :]])
+            for array in states
         ]
     )

@@ -53,7 +53,7 @@ class StepResult(NamedTuple):
     @property
     def ended(self) -> dict[int, RowCaches]:
         """The caches of rows that ended with this step, by the row's number."""
-        return {each.uid: each.prompt_cache for each in self.tokens if each.prompt_cache}
+        return {token.uid: token.prompt_cache for token in self.tokens if token.prompt_cache}
 
 
 class Tap:
@@ -119,9 +119,6 @@ class Tap:
         if self._rows is None:
             raise RuntimeError("mlx-lm samples rows, and none of its batches has noted which.")
         return self._rows
-
-    def forget_rows(self) -> None:
-        self._rows = None
 
     @contextmanager
     def sampling(self, rows: Sequence[int]) -> Iterator[None]:
@@ -319,4 +316,4 @@ def _for_all(token_ids: list[int], processors: Iterable[LogitsProcessor]) -> lis
 
         return process
 
-    return [of_all(each) for each in processors]
+    return [of_all(processor) for processor in processors]

@@ -47,18 +47,18 @@ class GroupsCache:
         return False
 
     def make_mask(self, *arguments: Any, **options: Any) -> GroupParts | None:
-        masks = [each.make_mask(*arguments, **options) for each in self._groups]
-        return None if all(each is None for each in masks) else GroupParts(masks)
+        masks = [group.make_mask(*arguments, **options) for group in self._groups]
+        return None if all(mask is None for mask in masks) else GroupParts(masks)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[GroupParts, GroupParts]:
-        rows = [len(each.lengths.tokens) for each in self._groups]
+        rows = [len(cache.lengths.tokens) for cache in self._groups]
         new = zip(self._groups, _split(keys, rows), _split(values, rows), strict=True)
         for group, *arrays in new:
             group.update_and_fetch(*arrays)
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[GroupParts, GroupParts]:
-        keys, values = zip(*(each.keys_and_values() for each in self._groups), strict=True)
+        keys, values = zip(*(group.keys_and_values() for group in self._groups), strict=True)
         return GroupParts(keys), GroupParts(values)
 
 
@@ -75,7 +75,7 @@ def joined(groups: Sequence[Sequence[Any]]) -> list[Any]:
         shared = id(first.lengths)
         if shared not in offsets:
             offsets[shared] = mx.array(
-                [tokens for each in caches for tokens in each.lengths.tokens]
+                [tokens for cache in caches for tokens in cache.lengths.tokens]
             )
         return GroupsCache(caches, offsets[shared])
 
@@ -106,7 +106,7 @@ def quantized_attention(
 
     def of_group(queries: mx.array, group: int, mask: Any) -> mx.array:
         keys_and_values = [
-            tuple(each.parts[group] for each in arrays) for arrays in (q_keys, q_values)
+            tuple(array.parts[group] for array in arrays) for arrays in (q_keys, q_values)
         ]
         return _quantized_attention(queries, *keys_and_values, scale, mask, **options)
 
@@ -120,9 +120,11 @@ def _by_group(
     mask: Any,
 ) -> mx.array:
     masks = mask.parts if isinstance(mask, GroupParts) else [mask] * len(keys.parts)
-    split_queries = _split(queries, [each.shape[0] for each in keys.parts])
+    split_queries = _split(queries, [part.shape[0] for part in keys.parts])
     parts = zip(split_queries, masks, strict=True)
-    return mx.concatenate([of_group(each, group, part) for group, (each, part) in enumerate(parts)])
+    return mx.concatenate(
+        [of_group(array, group, part) for group, (array, part) in enumerate(parts)]
+    )
 
 
 def _split(array: mx.array, rows: Sequence[int]) -> list[mx.array]:

@@ -35,16 +35,16 @@ _BETWEEN: Final = 0.5
 
 
 def _name_in_qwen(name: str, arguments: Any) -> str | None:
-    found = _QWEN.search(name)
-    return found[1] if found else None
+    match = _QWEN.search(name)
+    return match[1] if match else None
 
 
 def _name_in_nextn(name: str, arguments: Any) -> str | None:
-    found = _NEXTN.match(name)
-    if found is None or int(found[1]) < arguments.num_hidden_layers:
+    match = _NEXTN.match(name)
+    if match is None or int(match[1]) < arguments.num_hidden_layers:
         return None
     # More heads are in no known files. The first one can guess all tokens.
-    return found[2] if int(found[1]) == arguments.num_hidden_layers else ""
+    return match[2] if int(match[1]) == arguments.num_hidden_layers else ""
 
 
 class _HeadKind(NamedTuple):
@@ -227,13 +227,13 @@ def _stacked(weights: dict[str, mx.array]) -> dict[str, mx.array]:
     stacked: dict[str, mx.array] = {}
     experts: dict[str, dict[int, mx.array]] = {}
     for name, value in weights.items():
-        found = _EXPERT.fullmatch(name)
-        if found is None:
+        match = _EXPERT.fullmatch(name)
+        if match is None:
             stacked[name] = value
         else:
-            experts.setdefault(f"{found[1]}switch_mlp.{found[3]}", {})[int(found[2])] = value
-    for name, each in experts.items():
-        stacked[name] = mx.stack([each[number] for number in sorted(each)])
+            experts.setdefault(f"{match[1]}switch_mlp.{match[3]}", {})[int(match[2])] = value
+    for name, expert in experts.items():
+        stacked[name] = mx.stack([expert[number] for number in sorted(expert)])
     return stacked
 
 
@@ -256,20 +256,20 @@ def _restored(norms: dict[str, mx.array], *, raw: bool) -> dict[str, mx.array]:
 
 
 def _mean(weights: dict[str, mx.array], *names: str) -> float:
-    found = [weights[name] for name in names if name in weights]
+    arrays = [weights[name] for name in names if name in weights]
     # The GPU must not wait for the disk.
-    mx.eval(found)
-    means = [float(each.astype(mx.float32).mean()) for each in found]
+    mx.eval(arrays)
+    means = [float(array.astype(mx.float32).mean()) for array in arrays]
     return sum(means) / max(1, len(means))
 
 
 def _is_complete(head: Head, weights: dict[str, mx.array]) -> bool:
     """Whether the weights are those of the head. Quantized weights are packed along rows."""
     for name, wanted in tree_flatten(head.parameters()):
-        found = weights.get(name)
+        weight = weights.get(name)
         packed = f"{name.rpartition('.')[0]}.scales" in weights
-        if found is None or found.ndim != wanted.ndim:
+        if weight is None or weight.ndim != wanted.ndim:
             return False
-        if found.shape[: -1 if packed else None] != wanted.shape[: -1 if packed else None]:
+        if weight.shape[: -1 if packed else None] != wanted.shape[: -1 if packed else None]:
             return False
     return True

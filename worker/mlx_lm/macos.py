@@ -60,11 +60,11 @@ class Reads:
         load = mx.load
 
         def record(*arguments: Any, **options: Any) -> Any:
-            found = load(*arguments, **options)
-            arrays = found[0] if isinstance(found, tuple) else found
+            loaded = load(*arguments, **options)
+            arrays = loaded[0] if isinstance(loaded, tuple) else loaded
             if isinstance(arrays, dict):
                 self._arrays += arrays.values()
-            return found
+            return loaded
 
         mx.load = record
         try:
@@ -80,17 +80,19 @@ class Reads:
         if self._unread is None:
             # Drop the list, so that it keeps no arrays alive once they are used.
             self._unread, self._arrays = _by_operation(self._arrays), []
-        found = (self._unread.pop(each, None) for each in _READ.findall(_graph(array)))
-        return [each for each in found if each is not None]
+        sources = (self._unread.pop(item, None) for item in _READ.findall(_graph(array)))
+        return [source for source in sources if source is not None]
 
 
 def _by_operation(arrays: list[mx.array]) -> dict[str, mx.array]:
-    found = {}
+    by_operation = {}
     for begin in range(0, len(arrays), _NAMED_AT_ONCE):
         part = arrays[begin : begin + _NAMED_AT_ONCE]
-        graph = _graph(**{f"a{index}": each for index, each in enumerate(part)})
-        found.update({operation: part[int(index)] for operation, index in _READ_AS.findall(graph)})
-    return found
+        graph = _graph(**{f"a{index}": array for index, array in enumerate(part)})
+        by_operation.update(
+            {operation: part[int(index)] for operation, index in _READ_AS.findall(graph)}
+        )
+    return by_operation
 
 
 def _graph(*arrays: mx.array, **named: mx.array) -> str:
@@ -137,7 +139,7 @@ class _SeparateOperation:
     def __call__(self, *arguments: Any, **options: Any) -> mx.array:
         if not _prompt.computes:
             return self._operation(*arguments, **options)
-        mx.eval([each for each in arguments if isinstance(each, mx.array)])
+        mx.eval([argument for argument in arguments if isinstance(argument, mx.array)])
         result = self._operation(*arguments, **options)
         mx.eval(result)
         return result

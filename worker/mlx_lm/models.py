@@ -96,12 +96,12 @@ def without_spare_head(classes: tuple[type, Any], config: dict[str, Any]) -> tup
     class WithoutSpareHead(model):  # type: ignore[misc, valid-type]  # mlx-lm is untyped
         def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
             below = getattr(super(), "sanitize", None)
-            found: dict[str, Any] = weights if below is None else below(weights)
-            heads = {name for name in found if _HEAD.fullmatch(name)}
+            sanitized: dict[str, Any] = weights if below is None else below(weights)
+            heads = {name for name in sanitized if _HEAD.fullmatch(name)}
             if heads:
                 modules = {name.rpartition(".")[0] for name, _ in tree_flatten(self.parameters())}
                 heads = {name for name in heads if name.rpartition(".")[0] not in modules}
-            return {name: each for name, each in found.items() if name not in heads}
+            return {name: item for name, item in sanitized.items() if name not in heads}
 
     return WithoutSpareHead, arguments
 
@@ -177,7 +177,7 @@ class Gemma3Encoder(nn.Module):
         places = mx.arange(tokens.shape[1])
         near = mx.abs(places[:, None] - places[None, :]) < self._reach
         known = mx.broadcast_to(mask[:, None, None, :] > 0, (len(mask), 1, *near.shape))
-        masks = [mx.where(each, 0, MASKED).astype(states.dtype) for each in (known, known & near)]
+        masks = [mx.where(item, 0, MASKED).astype(states.dtype) for item in (known, known & near)]
         pattern = self._arguments.sliding_window_pattern
         for index, layer in enumerate(self.model.layers):
             states = layer(states, masks[(index + 1) % pattern > 0], None)
@@ -249,7 +249,7 @@ def splittable() -> list[str]:
     all of them would take seconds.
     """
     folder = Path(mlx_lm.models.__file__).parent
-    return sorted(each.stem for each in folder.glob("*.py") if _SHARDS in each.read_text("utf-8"))
+    return sorted(path.stem for path in folder.glob("*.py") if _SHARDS in path.read_text("utf-8"))
 
 
 def argument_classes(error: Exception) -> Iterator[tuple[Any, dict[str, Any] | None]]:
@@ -260,7 +260,7 @@ def argument_classes(error: Exception) -> Iterator[tuple[Any, dict[str, Any] | N
         values = list(frame.f_locals.values())
         if frame.f_code.co_name == "from_dict" and is_dataclass(kind := values[0]):
             yield kind, frame.f_locals.get("params")
-        layer_arguments = [getattr(each, "__dict__", {}).get("args") for each in values]
+        layer_arguments = [getattr(value, "__dict__", {}).get("args") for value in values]
         for kind in map(type, values + layer_arguments):
             if is_dataclass(kind) and kind.__module__.startswith(_LIBRARIES):
                 yield kind, None

@@ -112,7 +112,9 @@ class RowLengths:
         "causal", or an array (rows, 1, width, slots). `window` None: the window of the caches.
         """
         # Some models ask for more than their caches keep.
-        window = min((each for each in (window, self.window) if each is not None), default=None)
+        window = min(
+            (number for number in (window, self.window) if number is not None), default=None
+        )
         begin, end = self.seen_slots(width)
         if self.same and not as_array and (window is None or end - begin <= window):
             return None if width == 1 else "causal"
@@ -203,11 +205,11 @@ class RowsCache:
         missing = slots - self.keys.shape[2]
         if missing > 0:
             grown = -(-missing // self.step) * self.step
-            self.keys, self.values = (_longer(each, grown) for each in self.state)
+            self.keys, self.values = (_longer(array, grown) for array in self.state)
 
     def drop(self, tokens: Sequence[int], slots: int | None = None) -> None:
         """Forget so many tokens at the beginning of each row, and have `slots` slots then."""
-        self.keys, self.values = (_shifted(each, tokens)[:, :, :slots] for each in self.state)
+        self.keys, self.values = (_shifted(array, tokens)[:, :, :slots] for array in self.state)
 
     def add_rows(self, other: RowsCache, rows: Sequence[int], places: int) -> None:
         """Put these rows of another cache behind the own rows, in at least so many places. The
@@ -220,7 +222,7 @@ class RowsCache:
         begin = len(self.lengths.tokens)
         end = begin + len(rows)
         chosen = mx.array(list(rows))
-        keys, values = (_larger(each, places, slots) for each in self.state)
+        keys, values = (_larger(array, places, slots) for array in self.state)
         keys[begin:end, :, :used] = other.keys[chosen, :, :used]
         values[begin:end, :, :used] = other.values[chosen, :, :used]
         self.keys, self.values = keys, values
@@ -235,7 +237,7 @@ class RowsCache:
     def rows(self, places: Sequence[int], slots: int | None = None) -> list[mx.array]:
         """A copy of some places, up to the slot `slots`: keys and values."""
         chosen = mx.array(list(places))
-        return [each[:, :, :slots][chosen] for each in self.state]
+        return [array[:, :, :slots][chosen] for array in self.state]
 
     def choose(self, places: Sequence[int]) -> None:
         """Have a copy of these places alone, and as few slots as the rows need."""
@@ -253,7 +255,7 @@ class RowsCache:
         begin = 0 if window is None else max(0, end - window)
         single: Any = KVCache() if window is None else RotatingKVCache(window)
         single.keys, single.values = (
-            mx.contiguous(each[row : row + 1, :, begin:end]) for each in self.state
+            mx.contiguous(array[row : row + 1, :, begin:end]) for array in self.state
         )
         single.offset = self.lengths.tokens[row]
         if window is not None:
@@ -275,18 +277,18 @@ def reserve(caches: Sequence[RowsCache], width: int) -> None:
     if max(slots) + width <= caches[0].keys.shape[2]:
         return
     if window is None or max(slots) <= window:
-        for each in caches:
-            each.reserve(max(slots) + width)
+        for cache in caches:
+            cache.reserve(max(slots) + width)
             # One after another: else MLX would hold the old arrays of several layers.
-            mx.eval(each.state)
+            mx.eval(cache.state)
         return
-    gone = [max(0, each - window) for each in slots]
-    for each in caches:
-        each.drop(gone, window + CACHE_STEP_TOKENS)
+    gone = [max(0, slot - window) for slot in slots]
+    for cache in caches:
+        cache.drop(gone, window + CACHE_STEP_TOKENS)
     dropped = [before + now for before, now in zip(lengths.dropped, gone, strict=True)]
     lengths.set(lengths.tokens, dropped)
-    for each in caches:
-        each.reserve(window + width)
+    for cache in caches:
+        cache.reserve(window + width)
 
 
 def rows_caches(caches: Sequence[Any]) -> list[Any]:
@@ -294,7 +296,7 @@ def rows_caches(caches: Sequence[Any]) -> list[Any]:
     have no tokens, stay as they are.
     """
     lengths: dict[int | None, RowLengths] = {}
-    return changed(lambda each: _of(each, lengths), caches)
+    return changed(lambda item: _of(item, lengths), caches)
 
 
 def changed(change: Callable[..., Any], *lists: Sequence[Any]) -> list[Any]:
@@ -307,10 +309,10 @@ def changed(change: Callable[..., Any], *lists: Sequence[Any]) -> list[Any]:
             return change(*caches)
         # A copy keeps the kind of the list.
         made = copy(caches[0])
-        made.caches = tuple(changed(change, *(each.caches for each in caches)))
+        made.caches = tuple(changed(change, *(cache.caches for cache in caches)))
         return made
 
-    return [one(*each) for each in zip(*lists, strict=True)]
+    return [one(*pair) for pair in zip(*lists, strict=True)]
 
 
 def _of(cache: Any, lengths: dict[int | None, RowLengths]) -> Any:
@@ -319,8 +321,8 @@ def _of(cache: Any, lengths: dict[int | None, RowLengths]) -> Any:
     if isinstance(cache, BatchRotatingKVCache):
         cache._temporal_order()
     window = cache.max_size if isinstance(cache, BatchRotatingKVCache) else None
-    padding = [max(0, each) for each in cache.left_padding.tolist()]
-    slots = [cache._idx - each for each in padding]
+    padding = [max(0, item) for item in cache.left_padding.tolist()]
+    slots = [cache._idx - item for item in padding]
     tokens = cache.offset.tolist()
     if window not in lengths:
         lengths[window] = RowLengths(tokens, window)

@@ -53,10 +53,10 @@ class Grouping(NamedTuple):
         addition, or a new one after all others.
         """
         padding = [
-            each.longest_tokens - tokens
-            if tokens <= each.longest_tokens
-            else each.rows * (tokens - each.longest_tokens)
-            for each in groups
+            group.longest_tokens - tokens
+            if tokens <= group.longest_tokens
+            else group.rows * (tokens - group.longest_tokens)
+            for group in groups
         ]
         least = min(padding, default=_UNBOUNDED)
         if groups and (least <= self.padding_tokens or len(groups) >= self.most_groups):
@@ -80,9 +80,9 @@ class RowGroup:
 
     def __init__(self, caches: list[Any], rows: int) -> None:
         self.caches = caches
-        self.leaves = [each for each in leaves_of(caches) if isinstance(each, RowsCache)]
+        self.leaves = [leaf for leaf in leaves_of(caches) if isinstance(leaf, RowsCache)]
         # The lengths that caches share: one for each window.
-        self.lengths = list({id(each.lengths): each.lengths for each in self.leaves}.values())
+        self.lengths = list({id(cache.lengths): cache.lengths for cache in self.leaves}.values())
         # The place of each row in the arrays. A row that moves does so with the next step.
         self.places = list(range(rows))
         # The places that the arrays have once the rows have moved.
@@ -103,13 +103,13 @@ class RowGroup:
     @property
     def free_slots(self) -> int:
         """The tokens a row for which the caches needn't grow."""
-        free = [each.keys.shape[2] - each.lengths.most_slots for each in self.leaves]
+        free = [leaf.keys.shape[2] - leaf.lengths.most_slots for leaf in self.leaves]
         return min(free, default=_UNBOUNDED)
 
     def reserve(self, width: int) -> None:
         """Make room for `width` tokens more of each row."""
         for lengths in self.lengths:
-            reserve([each for each in self.leaves if each.lengths is lengths], width)
+            reserve([leaf for leaf in self.leaves if leaf.lengths is lengths], width)
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Note how many tokens more of each row the caches have seen."""
@@ -139,7 +139,7 @@ class RowGroup:
         """A new group with these rows, and caches that it shares with its batch. The rows are
         copied unless they are all.
         """
-        lengths = {id(each): each.of(rows) for each in self.lengths}
+        lengths = {id(length): length.of(rows) for length in self.lengths}
         whole = list(rows) == list(range(len(self)))
 
         def of_layer(cache: Any) -> Any:
@@ -161,7 +161,7 @@ class RowGroup:
             return list(range(len(self)))
         self.move_rows()
         count, retained = len(keep), set(keep)
-        behind = (each for each in keep if each >= count)
+        behind = (number for number in keep if number >= count)
         self.places = [place if place in retained else next(behind) for place in range(count)]
         for lengths in self.lengths:
             ordered = lengths.of(self.places)
@@ -175,9 +175,9 @@ class RowGroup:
         count, leaves = len(self), self.leaves
         if leaves and self._room < leaves[0].places:
             places = [*self.places, *[0] * (self._room - count)]
-            for each in leaves:
-                each.choose(places)
-                mx.eval(each.state)
+            for leaf in leaves:
+                leaf.choose(places)
+                mx.eval(leaf.state)
         else:
             moves = [
                 (new_place, old_place)
@@ -186,30 +186,32 @@ class RowGroup:
             ]
             if moves:
                 to, places = map(list, zip(*moves, strict=True))
-                rows = [each.rows(places) for each in leaves]
+                rows = [cache.rows(places) for cache in leaves]
                 # MLX writes into the same memory if nothing else reads it any more.
                 mx.eval(rows)
-                for each, arrays in zip(leaves, rows, strict=True):
-                    each.put(to, arrays)
+                for leaf, arrays in zip(leaves, rows, strict=True):
+                    leaf.put(to, arrays)
         self.places = list(range(count))
 
     def extract(self, row: int) -> list[Any]:
         """The row's own caches, of a batch with one group, as mlx-lm's classes."""
         self.move_rows()
-        return [each.extract(row) for each in self.caches]
+        return [cache.extract(row) for cache in self.caches]
 
     def lent(self) -> list[Any]:
         """The caches for reading, while the batch goes on with other arrays. mlx-lm would copy the
         ended row's part, array by array.
         """
         return [
-            each.lent() if isinstance(each, RowsCache) else copy(each)
-            for each in leaves_of(self.caches)
+            leaf.lent() if isinstance(leaf, RowsCache) else copy(leaf)
+            for leaf in leaves_of(self.caches)
         ]
 
 
 def caches_of_step(groups: Sequence[RowGroup], width: int) -> list[Any]:
     """The caches for a step of `width` tokens a row, for all rows in the order of the groups."""
-    for each in groups:
-        each.reserve(width)
-    return groups[0].caches if len(groups) == 1 else joined([each.caches for each in groups])
+    for group in groups:
+        group.reserve(width)
+    return (
+        groups[0].caches if len(groups) == 1 else joined([row_group.caches for row_group in groups])
+    )

@@ -32,7 +32,7 @@ class _RecurrentState:
     arrays: list[list[mx.array]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.arrays = [list(each.cache) for each in self.caches]
+        self.arrays = [list(cache.cache) for cache in self.caches]
 
     def restore(self, rows: list[bool]) -> None:
         """Give the chosen rows their state from before the step."""
@@ -90,7 +90,7 @@ class DecodingRows:
 
     @property
     def uids(self) -> list[int]:
-        return [each.uid for each in self._rows]
+        return [row.uid for row in self._rows]
 
     @property
     def prompt_cache(self) -> list[Any]:
@@ -101,7 +101,7 @@ class DecodingRows:
     def groups(self) -> list[tuple[GroupSize, list[int]]]:
         """The size of each group, and the numbers of its rows."""
         uids = iter(self.uids)
-        return [(each.size, [next(uids) for _ in each.places]) for each in self._groups]
+        return [(group.size, [next(uids) for _ in group.places]) for group in self._groups]
 
     @property
     def places(self) -> dict[int, RowCaches]:
@@ -118,12 +118,12 @@ class DecodingRows:
         # Caches are converted before the step: their lengths would be read after it otherwise. A
         # prompt of one token has caches whose shapes are known after the step.
         self._rows, self._groups = rows, [RowGroup(rows_caches(caches), len(rows))]
-        self._draw_next(mx.array([each.prompt[-1] for each in rows]), begins=True)
+        self._draw_next(mx.array([row.prompt[-1] for row in rows]), begins=True)
         self._advance([1] * len(rows))
         self._groups = [RowGroup(rows_caches(self.prompt_cache), len(rows))]
-        for each in self._shared:
-            if isinstance(each, ArraysCache):
-                each.finalize()
+        for item in self._shared:
+            if isinstance(item, ArraysCache):
+                item.finalize()
 
     def extend(self, other: DecodingRows) -> None:
         """Take in the rows of another batch."""
@@ -184,8 +184,8 @@ class DecodingRows:
         """Compute a step. Returns the tokens of all rows, those of a row in their order."""
         if not self._rows:
             return []
-        for each in self._groups:
-            each.move_rows()
+        for group in self._groups:
+            group.move_rows()
         began_at, last = perf_counter(), self._ended_at
         self._drafted_s = 0.0
         guesses = self._guesses()
@@ -205,17 +205,17 @@ class DecodingRows:
     def _can_forget(self) -> bool:
         """Whether the caches can forget wrong guesses."""
         kinds = (RowsCache, ArraysCache)
-        return all(isinstance(each, kinds) or each.empty() for each in leaves_of(self.prompt_cache))
+        return all(isinstance(leaf, kinds) or leaf.empty() for leaf in leaves_of(self.prompt_cache))
 
     @property
     def _shared(self) -> list[Any]:
         """The caches that all groups share."""
         leaves = leaves_of(self.prompt_cache)
-        return [each for each in leaves if not isinstance(each, RowsCache)]
+        return [leaf for leaf in leaves if not isinstance(leaf, RowsCache)]
 
     def _joining(self, new: RowGroup) -> dict[int, list[int]]:
         """The rows of a new group, by the numbers of the groups that they join."""
-        sizes = [each.size for each in self._groups]
+        sizes = [group.size for group in self._groups]
         joining: dict[int, list[int]] = {}
         for row, tokens in enumerate(new.tokens):
             joining.setdefault(self._grouping.place(sizes, tokens), []).append(row)
@@ -227,8 +227,8 @@ class DecodingRows:
         if order == list(range(len(self._rows))):
             return
         self._rows = [self._rows[place] for place in order]
-        for each in self._shared:
-            each.filter(order)
+        for item in self._shared:
+            item.filter(order)
         if self._drawn is not None:
             self._drawn = self._drawn[mx.array(order)]
 
@@ -244,9 +244,9 @@ class DecodingRows:
         """The next tokens of all rows, (rows,), without a wait."""
         if self._drawn is not None:
             return self._drawn
-        drawn = mx.array([each.tokens.pop() for each in self._rows], dtype=mx.uint32)
-        for each in self._rows:
-            each.unseen -= 1
+        drawn = mx.array([row.tokens.pop() for row in self._rows], dtype=mx.uint32)
+        for row in self._rows:
+            row.unseen -= 1
         return drawn
 
     def _read(self) -> None:
@@ -266,17 +266,17 @@ class DecodingRows:
             return None
         known = 0 if self._drawn is not None else 1
         # Rows whose recurrent state was restored have tokens to compute again.
-        late = any(each.unseen > known for each in self._rows)
+        late = any(decoding_row.unseen > known for decoding_row in self._rows)
         if not late and self._drawn is not None and not guesser.is_likely(self.uids):
             return None
         self._read()
-        first = [each.tokens[-1] for each in self._rows]
-        free = min(each.free_slots for each in self._groups)
+        first = [row.tokens[-1] for row in self._rows]
+        free = min(group.free_slots for group in self._groups)
         most = [
             0
-            if each.unseen > 1 or each.tokens[-1] in each.ends
-            else max(0, min(each.most - each.given, free) - 1)
-            for each in self._rows
+            if row.unseen > 1 or row.tokens[-1] in row.ends
+            else max(0, min(row.most - row.given, free) - 1)
+            for row in self._rows
         ]
         guesses = guesser.guess(self.uids, first, most, self._draft)
         if not late and not any(guesses):
@@ -294,8 +294,8 @@ class DecodingRows:
         checker: Any = self._draw
         began_at = perf_counter()
         rows = [
-            DraftedRow(each.uid, each.length, each.since, count, each.states)
-            for each, count in zip(self._rows, counts, strict=True)
+            DraftedRow(row.uid, row.length, row.since, count, row.states)
+            for row, count in zip(self._rows, counts, strict=True)
         ]
         guesses, passes = self._drafting.guess(rows, checker.draw_guesses)
         self._drafted_s = perf_counter() - began_at
@@ -319,9 +319,11 @@ class DecodingRows:
         logits, states = self._forward(inputs[:, None])
         logits = logits[:, -1, :]
         self._record_states(
-            states, [each.length - begins for each in self._rows], [1] * len(self._rows)
+            states,
+            [decoding_row.length - begins for decoding_row in self._rows],
+            [1] * len(self._rows),
         )
-        if any(each.processors for each in self._rows):
+        if any(row.processors for row in self._rows):
             parts = [
                 row.process(logits[index : index + 1], [] if begins else inputs[index : index + 1])
                 for index, row in enumerate(self._rows)
@@ -337,10 +339,12 @@ class DecodingRows:
             [*row.tokens[len(row.tokens) - row.unseen :], *row_guesses]
             for row, row_guesses in zip(rows, guesses, strict=True)
         ]
-        lengths = [len(each) for each in fed]
+        lengths = [len(values) for values in fed]
         width = max(lengths)
         state = self._recurrent(lengths)
-        logits, states = self._forward(mx.array([each + [0] * (width - len(each)) for each in fed]))
+        logits, states = self._forward(
+            mx.array([values + [0] * (width - len(values)) for values in fed])
+        )
         if state is not None and min(lengths) < width:
             for cache in state.caches:
                 cache.finalize()
@@ -384,7 +388,7 @@ class DecodingRows:
             for row, row_guesses in zip(self._rows, guesses, strict=True)
         ]
         adjusted = logits
-        if any(each.processors for each in self._rows):
+        if any(decoding_row.processors for decoding_row in self._rows):
             parts = [
                 (row, row_guesses[:count])
                 for row, row_guesses in zip(self._rows, guesses, strict=True)
@@ -432,7 +436,7 @@ class DecodingRows:
 
     def _give(self, given: list[list[int]], rejected: list[int]) -> list[RowToken]:
         """The tokens that rows give out. Rows that end leave the batch."""
-        found: list[RowToken] = []
+        row_tokens: list[RowToken] = []
         keep: list[int] = []
         lent: dict[int, list[Any]] = {}
         for place, (row, tokens) in enumerate(zip(self._rows, given, strict=True)):
@@ -441,7 +445,7 @@ class DecodingRows:
                 made = RowToken(
                     row.uid, token, reason, None, index > 0, 0 if index else rejected[place]
                 )
-                found.append(made)
+                row_tokens.append(made)
                 if self._guesser is not None:
                     self._guesser.record(row.uid, token)
                 if reason is None:
@@ -458,7 +462,7 @@ class DecodingRows:
                 keep.append(place)
         if len(keep) < len(self._rows):
             self.filter(keep)
-        return found
+        return row_tokens
 
     def _forward(self, tokens: mx.array) -> tuple[mx.array, mx.array | None]:
         """Logits, (rows, tokens, vocabulary), of token ids, (rows, tokens), and the tokens' states,
@@ -487,12 +491,12 @@ class DecodingRows:
         """The recurrent states before a step in which each row has so many tokens; None: there are
         none.
         """
-        caches = [each for each in leaves_of(self.prompt_cache) if isinstance(each, ArraysCache)]
+        caches = [leaf for leaf in leaves_of(self.prompt_cache) if isinstance(leaf, ArraysCache)]
         if not caches:
             return None
         if min(lengths) < max(lengths):
-            for each in caches:
-                each.prepare(lengths=lengths)
+            for cache in caches:
+                cache.prepare(lengths=lengths)
         return _RecurrentState(caches)
 
 

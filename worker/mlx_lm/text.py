@@ -48,7 +48,7 @@ class StopTexts:
         # that may be the beginning of a stop sequence.
         self._state: Any = None
         if texts:
-            machine = TextStateMachine({"normal": [(each, None) for each in texts]})
+            machine = TextStateMachine({"normal": [(text, None) for text in texts]})
             self._state = machine.make_state()
         self._texts = texts
         self._include = include

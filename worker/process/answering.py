@@ -174,11 +174,11 @@ def _together(deltas: list[Delta]) -> Delta:
         return last
     return Delta(
         last.request_id,
-        tuple(token_id for each in deltas for token_id in each.token_ids),
-        tuple(merged(part for each in deltas for part in each.parts)),
+        tuple(token_id for delta in deltas for token_id in delta.token_ids),
+        tuple(merged(part for delta in deltas for part in delta.parts)),
         last.finish_reason,
         last.usage,
         last.stop_sequence,
-        next((each.unenforced for each in deltas if each.unenforced), ()),
-        sum((each.guesses for each in deltas), Guesses()),
+        next((delta.unenforced for delta in deltas if delta.unenforced), ()),
+        sum((delta.guesses for delta in deltas), Guesses()),
     )

@@ -270,8 +270,8 @@ class WorkerLoop:
             if request is None:
                 continue
             try:
-                for each in request.prompt_deltas(token):
-                    self._send(Output(step=step, deltas=(each,)))
+                for prompt_delta in request.prompt_deltas(token):
+                    self._send(Output(step=step, deltas=(prompt_delta,)))
                 delta = request.delta(token)
             except Exception:
                 # A detokenizer that fails on one text must not end the other streams.

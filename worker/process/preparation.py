@@ -66,7 +66,7 @@ class FairLane:
 
     def _run_next(self) -> None:
         with self._lock:
-            free = (each for each in self._waiting if self._running[each.sharer] < self._most)
+            free = (work for work in self._waiting if self._running[work.sharer] < self._most)
             work = next(free, None)
             if work is None:
                 self._idle += 1
@@ -144,7 +144,7 @@ def size_of(task: Generate | Embed) -> int:
     if isinstance(task, Embed):
         return 1 + sum(map(_characters, task.inputs))
     if isinstance(task.prompt, ChatPrompt):
-        return 1 + sum(len(each.content) for each in task.prompt.messages)
+        return 1 + sum(len(message.content) for message in task.prompt.messages)
     return 1 + _characters(task.prompt)
 
 

@@ -46,7 +46,7 @@ class Block:
 
     @property
     def nbytes(self) -> int:
-        return sum(each.nbytes for each in self.arrays)
+        return sum(array.nbytes for array in self.arrays)
 
 
 class Span(NamedTuple):
@@ -99,11 +99,11 @@ class Cutter:
         than a step.
         """
         groups: list[list[Span]] = []
-        for each in spans:
-            if groups and self._fits(each, groups[-1]):
-                groups[-1].append(each)
+        for span in spans:
+            if groups and self._fits(span, groups[-1]):
+                groups[-1].append(span)
             else:
-                groups.append([each])
+                groups.append([span])
         return [blocks for group in groups for blocks in self._cut_group(group)]
 
     def _fits(self, span: Span, group: list[Span]) -> bool:
@@ -115,7 +115,7 @@ class Cutter:
         batched = all(is_batch(leaves[layer]) for layer in self._growing)
         if batched and len(spans) > 1 and _blocks_in(spans) >= _TOGETHER:
             return self._cut_together(leaves, spans)
-        return [self.cut(*each) if each.first < each.last else [] for each in spans]
+        return [self.cut(*span) if span.first < span.last else [] for span in spans]
 
     def cut(self, caches: list[Any], row: int, first: int, last: int) -> list[Block]:
         """Cut blocks `first` to `last` - 1 of a row, in the caches of a batch or of that row alone.
@@ -159,7 +159,7 @@ class Cutter:
             mx.stack([gathered[layer][part] for layer, part in group]) for group in self._groups
         ]
         cut = [
-            Block(tuple(mx.contiguous(each[:, piece].swapaxes(1, 2)) for each in joined))
+            Block(tuple(mx.contiguous(array[:, piece].swapaxes(1, 2)) for array in joined))
             for piece in range(len(places))
         ]
         mx.async_eval([block.arrays for block in cut])  # type: ignore[no-untyped-call]
@@ -175,7 +175,7 @@ class Cutter:
         structure = [_flatten(state_of(leaves[layer], row), arrays) for layer in self._fixed]
         # A rotating cache has its keys in the transposed memory order of the model. A plain copy
         # would have this order, too.
-        copies = tuple(mx.array(mx.contiguous(each)) for each in arrays)
+        copies = tuple(mx.array(mx.contiguous(array)) for array in arrays)
         mx.async_eval(copies)  # type: ignore[no-untyped-call]
         return Block(copies, structure)
 
@@ -202,7 +202,7 @@ class Cutter:
 
 
 def _blocks_in(spans: Iterable[Span]) -> int:
-    return sum(each.last - each.first for each in spans)
+    return sum(span.last - span.first for span in spans)
 
 
 def _flatten(value: Any, arrays: list[mx.array]) -> Any:
@@ -210,7 +210,7 @@ def _flatten(value: Any, arrays: list[mx.array]) -> Any:
         arrays.append(value)
         return {"array": len(arrays) - 1}
     if isinstance(value, list | tuple):
-        return [_flatten(each, arrays) for each in value]
+        return [_flatten(item, arrays) for item in value]
     return value
 
 
@@ -219,7 +219,7 @@ def _unflatten(value: Any, arrays: Sequence[mx.array]) -> Any:
         # A copy, since a model writes into the arrays of its cache.
         return mx.array(arrays[value["array"]])
     if isinstance(value, list):
-        return [_unflatten(each, arrays) for each in value]
+        return [_unflatten(item, arrays) for item in value]
     return value
 
 

@@ -182,7 +182,7 @@ class PromptCache:
             snapshot = None if key is None else self._blocks.get(key)
         if not keys:
             return None
-        caches = self._cutter.join([self._blocks.get(each) for each in keys], snapshot)
+        caches = self._cutter.join([self._blocks.get(data) for data in keys], snapshot)
         self._use(path.to_depth(depth))
         return RestoredCaches(caches, depth * BLOCK_TOKENS)
 
@@ -219,7 +219,7 @@ class PromptCache:
         begin, end = self.depth(path, tokens), self._stored_depth(path, tokens)
         if end <= begin:
             return []
-        keys = [each for each in path.keys[:end] if each not in self._blocks]
+        keys = [data for data in path.keys[:end] if data not in self._blocks]
         bytes_ = len(keys) * self.block_bytes
         if not self.speeds.worth_reading(bytes_, (end - begin) * BLOCK_TOKENS):
             return []
@@ -238,26 +238,33 @@ class PromptCache:
         """How many blocks of a sequence with `tokens` tokens the disk has."""
         end = min(path.stored, usable_depth(tokens))
         if self.needs_snapshots:
-            return max((each for each in path.stored_snapshots if each <= end), default=0)
+            return max(
+                (
+                    stored_snapshot
+                    for stored_snapshot in path.stored_snapshots
+                    if stored_snapshot <= end
+                ),
+                default=0,
+            )
         return end
 
     def forget(self, request_id: str) -> None:
         """Give up reading blocks for a request."""
-        if (found := self._coming.pop(request_id, None)) is not None:
-            found.fetch.abandoned = True
+        if (pending := self._coming.pop(request_id, None)) is not None:
+            pending.fetch.abandoned = True
 
     @property
     def coming_bytes(self) -> int:
         """The bytes of blocks that are being read, and will be in memory."""
-        return sum(each.bytes_ for each in self._coming.values())
+        return sum(read.bytes_ for read in self._coming.values())
 
     def collect(self) -> None:
         """Take over blocks from the reading thread."""
         if self._disk is None:
             return
         left_bytes = _MOST_ARRIVALS_BYTES
-        while left_bytes > 0 and (found := self._disk.arrived()) is not None:
-            key, payload, seconds = found
+        while left_bytes > 0 and (arrival := self._disk.arrived()) is not None:
+            key, payload, seconds = arrival
             left_bytes -= len(payload)
             began_at = time.monotonic()
             try:
@@ -278,7 +285,7 @@ class PromptCache:
                 logger.warning(
                     "The disk is late with stored prompts: until it answers none is read"
                 )
-        elif any(each not in self._blocks for each in fetch.keys):
+        elif any(key not in self._blocks for key in fetch.keys):
             # The missing blocks have been read and not been taken over yet, or they will never
             # come.
             self.collect()
@@ -291,16 +298,16 @@ class PromptCache:
         """Add the blocks of these rows. A block that several rows share is added once."""
         coming: set[bytes] = set()
         spans = []
-        for each in rows:
-            keys, first = each.path.keys, each.first
+        for row in rows:
+            keys, first = row.path.keys, row.first
             while first < len(keys) and (keys[first] in self._blocks or keys[first] in coming):
                 first += 1
             coming.update(keys[first:])
-            spans.append(Span(each.caches, each.row, first, len(keys)))
-        for each, span, blocks in zip(rows, spans, self._cutter.cut_all(spans), strict=True):
+            spans.append(Span(row.caches, row.row, first, len(keys)))
+        for row, span, blocks in zip(rows, spans, self._cutter.cut_all(spans), strict=True):
             for depth, block in enumerate(blocks, start=span.first):
-                self._put(each.path, depth, each.path.keys[depth], block, each.token_ids)
-            self._use(each.path)
+                self._put(row.path, depth, row.path.keys[depth], block, row.token_ids)
+            self._use(row.path)
         disk = None if self.rehearses else self._disk
         if disk is not None and (news := self.speeds.changed_speeds()) is not None:
             disk.write_speeds(news)
@@ -318,7 +325,7 @@ class PromptCache:
             self._want_stored(key, _PendingBlock(path.keys[-1], b"", "snapshot"))
             self._snapshots.mark_stored(key)
         snapshots = self._snapshots_of(path.keys)
-        spared = {depth for depth, each in snapshots.items() if self._snapshots.is_at_message(each)}
+        spared = {depth for depth, data in snapshots.items() if self._snapshots.is_at_message(data)}
         for depth in superfluous(list(snapshots), spared):
             self._drop_snapshot(snapshots[depth])
 
@@ -330,7 +337,9 @@ class PromptCache:
         if depth in path.boundaries[-1:]:
             return not self._snapshots.is_stored(key)
         snapshots = self._snapshots_of(path.keys)
-        stored = [place for place, each in snapshots.items() if self._snapshots.is_stored(each)]
+        stored = [
+            place for place, snapshot in snapshots.items() if self._snapshots.is_stored(snapshot)
+        ]
         blocks = depth - max([*stored, *path.stored_snapshots], default=0)
         enough_bytes = self._blocks.bytes_of([key]) if self.block_bytes else 0
         if blocks * self.block_bytes < enough_bytes:
@@ -346,8 +355,8 @@ class PromptCache:
             self._blocks.use([key])
             return self._blocks.get(key).structure
         result = compute()
-        arrays = [each for _, each in tree_flatten(result)]
-        if all(isinstance(each, mx.array) for each in arrays):
+        arrays = [item for _, item in tree_flatten(result)]
+        if all(isinstance(array, mx.array) for array in arrays):
             block = Block(tuple(arrays), result)
             if block.nbytes <= _MOST_REMEMBERED_BYTES:
                 mx.eval(arrays)
@@ -358,10 +367,10 @@ class PromptCache:
         """Hand new blocks to the disk. Waits until they are computed."""
         if self._disk is not None:
             self._hand_over(self._disk)
-        for each in self._remove_unstored():
-            parts = each.payload.parts()
+        for block in self._remove_unstored():
+            parts = block.payload.parts()
             if self._disk is not None and not self.rehearses:
-                self._disk.write(each.entry, parts)
+                self._disk.write(block.entry, parts)
 
     def shrink(self, most_bytes: int, paths: Iterable[Path] = ()) -> int:
         """Drop blocks until at most `most_bytes` are left, but no blocks of `paths`. Returns how
@@ -443,8 +452,8 @@ class PromptCache:
         """Drop the inner snapshots whose loss costs least, but none in `spared`, until at most
         `most_bytes` are left or inner snapshots have their share.
         """
-        for each in [each for each in self._snapshots if each not in self._blocks]:
-            self._snapshots.drop(each)
+        for snapshot in [data for data in self._snapshots if data not in self._blocks]:
+            self._snapshots.drop(snapshot)
         inner_bytes = self._blocks.bytes_of(self._snapshots.inner)
         while self._blocks.bytes_ > most_bytes and inner_bytes > _INNER_SHARE * most_bytes:
             key = self._snapshots.least(spared)
@@ -458,16 +467,16 @@ class PromptCache:
 
     def _use(self, path: Path) -> None:
         if self.needs_snapshots:
-            found = self._snapshots_of(path.keys)
-            self._snapshots.use(list(found.items()), len(path.keys), path.boundaries)
-            self._blocks.use(each for key in path.keys for each in (key, snapshot_key(key)))
+            snapshots = self._snapshots_of(path.keys)
+            self._snapshots.use(list(snapshots.items()), len(path.keys), path.boundaries)
+            self._blocks.use(data for key in path.keys for data in (key, snapshot_key(key)))
         else:
             self._blocks.use(path.keys)
 
     def _snapshots_of(self, keys: Sequence[bytes]) -> dict[int, bytes]:
         """The snapshots in memory at the ends of these blocks, by their depths."""
-        keys_by_depth = ((depth, snapshot_key(each)) for depth, each in enumerate(keys, start=1))
-        return {depth: each for depth, each in keys_by_depth if each in self._blocks}
+        keys_by_depth = ((depth, snapshot_key(key)) for depth, key in enumerate(keys, start=1))
+        return {depth: data for depth, data in keys_by_depth if data in self._blocks}
 
     def _beginning(self, path: Path) -> frozenset[bytes]:
         """The keys of a path's blocks, and the key of its deepest snapshot in memory."""
@@ -478,6 +487,10 @@ class PromptCache:
     def _deepest(self, keys: Sequence[bytes], depth: int) -> int:
         """The greatest depth, up to `depth`, at which memory has a snapshot; 0: there is none."""
         return next(
-            (each for each in range(depth, 0, -1) if snapshot_key(keys[each - 1]) in self._blocks),
+            (
+                index
+                for index in range(depth, 0, -1)
+                if snapshot_key(keys[index - 1]) in self._blocks
+            ),
             0,
         )

@@ -264,7 +264,7 @@ class MeasuredSpeeds:
         """The speeds, if they have changed much since the last call."""
         now = Speeds(self.read_bytes_per_s, self.prefill_tokens_per_s, self.step_seconds)
         if now.step_seconds == self._reported.step_seconds and not any(
-            _differs(*each) for each in zip(now[:2], self._reported[:2], strict=True)
+            _differs(*pair) for pair in zip(now[:2], self._reported[:2], strict=True)
         ):
             return None
         self._reported = now
@@ -298,24 +298,24 @@ class Payload:
         """Begins to make the bytes, and doesn't wait, even if the block is still being computed."""
         self._header = msgspec.msgpack.encode(
             _Header(
-                [list(each.shape) for each in block.arrays],
-                [str(each.dtype).rpartition(".")[2] for each in block.arrays],
+                [list(array.shape) for array in block.arrays],
+                [str(array.dtype).rpartition(".")[2] for array in block.arrays],
                 block.structure,
             )
         )
-        self._raw = [each.reshape(-1).view(mx.uint8) for each in block.arrays if each.size]
+        self._raw = [array.reshape(-1).view(mx.uint8) for array in block.arrays if array.size]
         mx.async_eval(self._raw)  # type: ignore[no-untyped-call] # MLX leaves its types out
 
     @property
     def nbytes(self) -> int:
-        return _LENGTH_BYTES + len(self._header) + sum(each.size for each in self._raw)
+        return _LENGTH_BYTES + len(self._header) + sum(array.size for array in self._raw)
 
     def parts(self) -> list[bytes | memoryview]:
         """Buffers to write one after the other, which share the memory of arrays. Waits until the
         block is computed.
         """
         length = len(self._header).to_bytes(_LENGTH_BYTES, "little")
-        return [length, self._header, *(np.asarray(each).data for each in self._raw)]
+        return [length, self._header, *(np.asarray(array).data for array in self._raw)]
 
 
 def from_bytes(payload: bytes) -> Block:
@@ -334,8 +334,8 @@ def _arrays(rest: memoryview, header: _Header) -> Sequence[mx.array]:
     for shape, name in zip(header.shapes, header.dtypes, strict=True):
         dtype = getattr(mx, name)
         bytes_ = dtype.size
-        for each in shape:
-            bytes_ *= each
+        for number in shape:
+            bytes_ *= number
         if not bytes_:
             arrays.append(mx.zeros(shape, dtype))
             continue

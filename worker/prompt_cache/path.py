@@ -79,8 +79,8 @@ class Paths:
         """
         root = root_key(self._model_root.hex(), salt)
         keys = chain(root, token_ids, marks=marks)
-        depths = sorted({each // BLOCK_TOKENS for each in boundaries})
-        wanted = tuple(each for each in depths if 0 < each <= usable_depth(len(token_ids)))
+        depths = sorted({boundary // BLOCK_TOKENS for boundary in boundaries})
+        wanted = tuple(depth for depth in depths if 0 < depth <= usable_depth(len(token_ids)))
         store = self._store
         if store is None:
             return Path(root, tuple(keys), boundaries=wanted, marks=marks)
@@ -90,8 +90,10 @@ class Paths:
         snapshots: tuple[int, ...] = ()
         if self._needs_snapshots:
             deepest_first = range(min(stored, usable_depth(len(token_ids))), 0, -1)
-            found = (each for each in deepest_first if store.has(snapshot_key(keys[each - 1])))
-            snapshots = tuple(each for each in [next(found, 0)] if each)
+            stored_depths = (
+                number for number in deepest_first if store.has(snapshot_key(keys[number - 1]))
+            )
+            snapshots = tuple(number for number in [next(stored_depths, 0)] if number)
         return Path(root, tuple(keys), stored, snapshots, wanted, marks)
 
 
@@ -126,9 +128,9 @@ def chain(
     """
     keys = list(known)
     marked: dict[int, bytes] = {}
-    for each in marks:
-        block = each.place // BLOCK_TOKENS
-        marked[block] = marked.get(block, b"") + each.digest
+    for mark in marks:
+        block = mark.place // BLOCK_TOKENS
+        marked[block] = marked.get(block, b"") + mark.digest
     for begin in range(len(keys) * BLOCK_TOKENS, len(token_ids) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
         parent = keys[-1] if keys else root
         content = pack(list(token_ids[begin : begin + BLOCK_TOKENS])) + marked.get(len(keys), b"")

@@ -25,10 +25,10 @@ def spread(depths: Iterable[int], end: int) -> list[int]:
     """
     chosen: list[int] = []
     least = 1
-    for each in sorted(depths, reverse=True):
-        if each > 0 and end - each >= least:
-            chosen.append(each)
-            least = 2 * (end - each)
+    for depth in sorted(depths, reverse=True):
+        if depth > 0 and end - depth >= least:
+            chosen.append(depth)
+            least = 2 * (end - depth)
     return chosen[::-1]
 
 
@@ -39,11 +39,11 @@ def superfluous(depths: Sequence[int], spared: Container[int]) -> list[int]:
     """
     going = []
     before = 0
-    for each, after in pairwise(depths):
-        if each not in spared and after - before <= depths[-1] - after:
-            going.append(each)
+    for number, after in pairwise(depths):
+        if number not in spared and after - before <= depths[-1] - after:
+            going.append(number)
         else:
-            before = each
+            before = number
     return going
 
 
@@ -91,9 +91,9 @@ class Snapshots:
 
     def drop(self, key: bytes) -> None:
         gone = self._found.pop(key)
-        for each in self._found.values():
-            if each.before == key:
-                each.before = gone.before
+        for snapshot in self._found.values():
+            if snapshot.before == key:
+                snapshot.before = gone.before
 
     def mark_stored(self, key: bytes) -> None:
         """Note that the snapshot goes to disk."""
@@ -108,7 +108,7 @@ class Snapshots:
     @property
     def inner(self) -> set[bytes]:
         """The snapshots that have a snapshot behind them on some path."""
-        return {each.before for each in self._found.values() if each.before is not None}
+        return {snapshot.before for snapshot in self._found.values() if snapshot.before is not None}
 
     def least(self, spared: Container[bytes] = ()) -> bytes | None:
         """The inner snapshot whose loss costs least, as far as past requests tell; None: all are
@@ -118,7 +118,7 @@ class Snapshots:
         would go on from here. That is likelier the nearer the snapshot is to the end of its path,
         the oftener requests went on from it, and the fewer requests came since the last use.
         """
-        keys = (each for each in self.inner if each not in spared)
+        keys = (data for data in self.inner if data not in spared)
         return min(keys, key=self._cost, default=None)
 
     def _cost(self, key: bytes) -> float:

@@ -134,12 +134,12 @@ class Mirror:
                 self._blocks[number] = self._cutter.snapshot(*self._row_caches(place))
             case JoinBlocks(blocks, snapshot, number):
                 self._joined[number] = self._cutter.join(
-                    [self._blocks[each] for each in blocks],
+                    [self._blocks[block] for block in blocks],
                     None if snapshot is None else self._blocks[snapshot],
                 )
             case ForgetBlocks(numbers):
-                for each in numbers:
-                    del self._blocks[each]
+                for index in numbers:
+                    del self._blocks[index]
             case SetLimit(limit_bytes, beside_bytes):
                 self._limits.set_limit(limit_bytes, beside_bytes)
                 trim()
@@ -150,8 +150,8 @@ class Mirror:
         return True
 
     def close(self) -> None:
-        for each in self._batches.values():
-            each.generator.close()
+        for batch in self._batches.values():
+            batch.generator.close()
         self._batches.clear()
         self._blocks.clear()
         self._joined.clear()

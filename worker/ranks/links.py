@@ -256,15 +256,15 @@ class LeaderLink:
             zmq.ZMQError: a follower is gone, or has read nothing for long.
         """
         frame = encode(order)
-        for each in self._followers:
-            self._socket.send_multipart((each, frame))
+        for follower in self._followers:
+            self._socket.send_multipart((follower, frame))
 
     def finish(self) -> None:
         """Tell the followers that still listen to end."""
         frame = encode(EndRank())
-        for each in self._followers:
+        for follower in self._followers:
             with contextlib.suppress(zmq.ZMQError):
-                self._socket.send_multipart((each, frame), zmq.NOBLOCK)
+                self._socket.send_multipart((follower, frame), zmq.NOBLOCK)
 
     def close(self) -> None:
         """Close the channels. Waits until all orders are delivered, a second at most."""

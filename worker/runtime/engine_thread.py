@@ -98,7 +98,9 @@ class EngineThread:
         late.
         """
         self._events.put(step)
-        if self.throttle.wakes(time.monotonic(), awaited=any(each.awaited for each in step.tokens)):
+        if self.throttle.wakes(
+            time.monotonic(), awaited=any(token.awaited for token in step.tokens)
+        ):
             self._wake()
 
     def next_command(self, *, wait: bool, at_most_s: float | None = None) -> EngineCommand | None:

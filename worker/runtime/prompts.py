@@ -122,7 +122,9 @@ def infill_prompt(prefix: str, suffix: str, tokenizer: Any) -> list[int] | None:
     None: the model has no tokens for that. `tokenizer` is mlx-lm's wrapper.
     """
     vocabulary = tokenizer.get_vocab()
-    form = next((each for each in _FORMS if set(filter(None, each)) <= vocabulary.keys()), None)
+    form = next(
+        (tokens for tokens in _FORMS if set(filter(None, tokens)) <= vocabulary.keys()), None
+    )
     if form is None:
         return None
     before = [vocabulary[form.prefix], *_encode(prefix, tokenizer)]
@@ -283,7 +285,7 @@ def _prepare(
 def _check_tokens(prompt_ids: list[int], token_ids: list[int], vocabulary: int) -> None:
     if not prompt_ids:
         raise _invalid("The prompt is empty: send at least one token.", "prompt")
-    unknown = next((each for each in token_ids if each >= vocabulary), None)
+    unknown = next((token_id for token_id in token_ids if token_id >= vocabulary), None)
     if unknown is not None:
         raise _invalid(
             f"The prompt has token id {unknown}; this model knows 0 to {vocabulary - 1}.", "prompt"
@@ -309,7 +311,7 @@ def _predicted(generate: Generate, loaded: LoadedModel, context: Context) -> tup
     text = generate.prediction[: _CHARACTERS_PER_TOKEN * context.tokens]
     token_ids = _encode(text, loaded.tokenizer)[: context.tokens]
     # The model computes guesses, and can't compute a token that only its tokenizer knows.
-    return tuple(each for each in token_ids if each < loaded.vocabulary)
+    return tuple(token_id for token_id in token_ids if token_id < loaded.vocabulary)
 
 
 def _find_path(
@@ -325,7 +327,7 @@ def _find_path(
         boundaries = find_boundaries(generate, token_ids[:prompt_tokens], loaded.chat_template)
     # All pictures have the same tokens, so marks tell prompts with different pictures apart.
     seen = () if pictures is None else pictures.seen
-    marks = tuple(ContentMark(each.begin, each.digest) for each in seen)
+    marks = tuple(ContentMark(span.begin, span.digest) for span in seen)
     return paths.find(token_ids, generate.cache_salt, boundaries, marks)
 
 
@@ -333,7 +335,7 @@ def _advice(generate: Generate) -> tuple[str, RequestField]:
     """Advice to shorten the larger part of a prompt, and the name of that part."""
     prompt, tools = generate.prompt, generate.tools
     if isinstance(prompt, ChatPrompt) and tools is not None:
-        message_characters = sum(len(each.content) for each in prompt.messages)
+        message_characters = sum(len(message.content) for message in prompt.messages)
         if len(tools.definitions) > message_characters:
             return "Most of it are tools: send fewer, or describe them shorter.", "tools"
     return "Shorten the prompt.", "prompt"
@@ -369,10 +371,10 @@ def _check_size(generate: Generate, context: Context) -> None:
     """Refuse a prompt that is far too long before its tokenization takes minutes and gigabytes."""
     match generate.prompt:
         case ChatPrompt(messages):
-            calls = [call for each in messages for call in each.tool_calls]
+            calls = [call for message in messages for call in message.tool_calls]
             least_tokens = len(messages) + _LEAST_TOKENS_PER_CALL * len(calls)
-            characters = sum(len(each.content) for each in messages)
-            characters += sum(len(each.name) + len(each.arguments) for each in calls)
+            characters = sum(len(chat_message.content) for chat_message in messages)
+            characters += sum(len(tool.name) + len(tool.arguments) for tool in calls)
             if generate.tools is not None:
                 characters += len(generate.tools.definitions)
         case TextPrompt(text, suffix):
@@ -392,7 +394,7 @@ def _adjustments(
     generate: Generate, loaded: LoadedModel, prompt_tokens: int, most_tokens: int
 ) -> Adjustments | None:
     sampling = generate.sampling
-    _check_ids("logit_bias", (each for each, _ in sampling.logit_bias), loaded.vocabulary)
+    _check_ids("logit_bias", (number for number, _ in sampling.logit_bias), loaded.vocabulary)
     _check_ids("allowed_token_ids", sampling.allowed_token_ids, loaded.vocabulary)
     _check_ids("stop_token_ids", sampling.stop_token_ids, loaded.vocabulary)
     banned = banned_sequences(sampling.bad_words, loaded.tokenizer)
@@ -407,7 +409,7 @@ def _adjustments(
 
 
 def _check_ids(field: RequestField, token_ids: Iterable[int], vocabulary: int) -> None:
-    unknown = next((each for each in token_ids if each >= vocabulary), None)
+    unknown = next((token_id for token_id in token_ids if token_id >= vocabulary), None)
     if unknown is not None:
         raise _invalid(
             f"{field} has token id {unknown}; this model knows 0 to {vocabulary - 1}.", field
@@ -436,17 +438,17 @@ def find_boundaries(generate: Generate, prompt_ids: list[int], template: ChatTem
     beginnings = [messages]
     if messages and messages[0].role in ("system", "developer"):
         beginnings.append(messages[:1])
-    found = []
-    for each in beginnings:
+    places = []
+    for beginning in beginnings:
         try:
-            alike = template.tokens(generate.prompt, generate.tools, each, asking=False)
+            alike = template.tokens(generate.prompt, generate.tools, beginning, asking=False)
         except PromptError:
             continue  # Many templates need a message of the user.
-        found.append(_common(alike, prompt_ids))
-    found = found or [len(prompt_ids)]
+        places.append(_common(alike, prompt_ids))
+    places = places or [len(prompt_ids)]
     depths = {start // BLOCK_TOKENS for start in template.message_starts(prompt_ids)}
-    chosen = spread(depths, max(found) // BLOCK_TOKENS)
-    return [*found, *(each * BLOCK_TOKENS for each in chosen)]
+    chosen = spread(depths, max(places) // BLOCK_TOKENS)
+    return [*places, *(number * BLOCK_TOKENS for number in chosen)]
 
 
 def _common(one: list[int], other: list[int]) -> int:

@@ -243,19 +243,21 @@ def _parts(
     """Yields the parts, which are sequences that run together, with prompts of up to `most_tokens`.
     The caller sends back the seconds of each part. Longer prompts are left out once they take long.
     """
-    settings = [make_row_sampling(each, SamplingDefaults(), vocabulary) for each in _SAMPLINGS]
+    settings = [
+        make_row_sampling(sampling, SamplingDefaults(), vocabulary) for sampling in _SAMPLINGS
+    ]
     for tokens in _PROMPT_TOKENS:
         if tokens > most_tokens:
             break
         prompt = [0] * tokens
         greedy = Sequence("greedy", prompt, _ANSWER_TOKENS, None, ignore_eos=True)
         sampled = [
-            Sequence(f"sampled {index}", prompt, _ANSWER_TOKENS, each, ignore_eos=True)
-            for index, each in enumerate(settings)
+            Sequence(f"sampled {index}", prompt, _ANSWER_TOKENS, setting, ignore_eos=True)
+            for index, setting in enumerate(settings)
         ]
         if tokens == _PROMPT_TOKENS[0]:
-            for each in sampled:
-                yield WarmPart([each])
+            for values in sampled:
+                yield WarmPart([values])
             yield WarmPart(sampled)
         yield WarmPart([greedy, *sampled])
         seconds = yield WarmPart([greedy])

@@ -58,7 +58,7 @@ class Adjustments:
     @property
     def phrases(self) -> tuple[tuple[int, ...], ...]:
         """The banned sequences of more than one token."""
-        return tuple(each for each in self.banned if len(each) > 1)
+        return tuple(pair for pair in self.banned if len(pair) > 1)
 
     def make_history(self, token_ids: mx.array, vocabulary: int) -> TokenHistory:
         """The history of a sequence. `token_ids`: (tokens,), of prompt and answer."""
@@ -82,7 +82,7 @@ class Adjustments:
 
     def _bias(self, vocabulary: int) -> mx.array | None:
         """The adjustments that are the same for each token of the answer, (vocabulary,)."""
-        words = [each[0] for each in self.banned if len(each) == 1]
+        words = [pair[0] for pair in self.banned if len(pair) == 1]
         if not (self.logit_bias or self.allowed or words):
             return None
         bias = mx.zeros(vocabulary)
@@ -148,7 +148,7 @@ def make_adjustments(
         presence_penalty=sampling.presence_penalty,
         logit_bias=sampling.logit_bias,
         allowed=sampling.allowed_token_ids,
-        banned=tuple(tuple(each) for each in banned),
+        banned=tuple(tuple(values) for values in banned),
         min_tokens=sampling.min_tokens if ends else 0,
         ends=tuple(ends),
     )
@@ -162,13 +162,13 @@ def banned_sequences(words: Iterable[str], tokenizer: Any) -> list[tuple[int, ..
     one token and "the" isn't. The same word in other tokens isn't banned, nor is a longer word that
     has other tokens.
     """
-    found: dict[tuple[int, ...], None] = {}
+    sequences: dict[tuple[int, ...], None] = {}
     for word in words:
         for spelled in (word.lstrip(" "), f" {word.lstrip(' ')}"):
             token_ids = tuple(tokenizer.encode(spelled, add_special_tokens=False))
             if token_ids and spelled.strip(" "):
-                found[token_ids] = None
-    return list(found)
+                sequences[token_ids] = None
+    return list(sequences)
 
 
 class Adjuster:
@@ -176,15 +176,17 @@ class Adjuster:
 
     def __init__(self, histories: Sequence[TokenHistory]) -> None:
         self._histories = histories
-        self._biased = RowSubset(each.bias is not None for each in histories)
-        biases = [each.bias for each in histories if each.bias is not None]
+        self._biased = RowSubset(history.bias is not None for history in histories)
+        biases = [
+            token_history.bias for token_history in histories if token_history.bias is not None
+        ]
         self._bias = mx.stack(biases) if biases else None
         self._parts: list[_Repetition | _Counts | _Phrases] = []
-        if any(each.window is not None for each in histories):
+        if any(history.window is not None for history in histories):
             self._parts.append(_Repetition(histories))
-        if any(each.counts is not None for each in histories):
+        if any(history.counts is not None for history in histories):
             self._parts.append(_Counts(histories))
-        if any(each.end is not None for each in histories):
+        if any(history.end is not None for history in histories):
             self._parts.append(_Phrases(histories))
 
     def adjust(self, logprobs: mx.array, logits: mx.array) -> mx.array:
@@ -194,8 +196,8 @@ class Adjuster:
         adjusted = logprobs.astype(mx.float32)
         if self._bias is not None:
             adjusted = self._biased.put(adjusted, self._biased.of(adjusted) + self._bias)
-        for each in self._parts:
-            adjusted = each.adjust(adjusted, logits)
+        for part in self._parts:
+            adjusted = part.adjust(adjusted, logits)
         return self._without_ends(adjusted)
 
     def record(self, token_ids: mx.array) -> None:
@@ -208,16 +210,16 @@ class Adjuster:
 
     def write_back(self) -> None:
         """Write the arrays of this batch into the histories, before rows go on in another batch."""
-        for each in self._parts:
-            each.write_back()
+        for part in self._parts:
+            part.write_back()
 
     def _without_ends(self, adjusted: mx.array) -> mx.array:
         rows: list[int] = []
         ends: list[int] = []
-        for row, each in enumerate(self._histories):
-            if each.position < each.adjustments.min_tokens:
-                rows += [row] * len(each.adjustments.ends)
-                ends += each.adjustments.ends
+        for row, history in enumerate(self._histories):
+            if history.position < history.adjustments.min_tokens:
+                rows += [row] * len(history.adjustments.ends)
+                ends += history.adjustments.ends
         if not rows:
             return adjusted
         return adjusted.at[mx.array(rows), mx.array(ends)].minimum(FORBIDDEN)
@@ -227,11 +229,11 @@ class _Repetition:
     """The repetition penalty, once for each token in a row's window, however often it is there."""
 
     def __init__(self, histories: Sequence[TokenHistory]) -> None:
-        self._rows = RowSubset(each.window is not None for each in histories)
+        self._rows = RowSubset(history.window is not None for history in histories)
         self._histories = [histories[row] for row in self._rows.places]
-        self._windows = _Windows([each.window for each in self._histories])
+        self._windows = _Windows([token_history.window for token_history in self._histories])
         self._penalties = mx.array(
-            [each.adjustments.repetition_penalty for each in self._histories]
+            [history.adjustments.repetition_penalty for history in self._histories]
         )[:, None]
 
     def adjust(self, adjusted: mx.array, logits: mx.array) -> mx.array:
@@ -257,15 +259,23 @@ class _Counts:
     """The frequency and presence penalties for tokens that an answer already has."""
 
     def __init__(self, histories: Sequence[TokenHistory]) -> None:
-        self._rows = RowSubset(each.counts is not None for each in histories)
+        self._rows = RowSubset(history.counts is not None for history in histories)
         self._histories = [histories[row] for row in self._rows.places]
         self._counts = mx.stack(
-            [each.counts for each in self._histories if each.counts is not None]
+            [
+                token_history.counts
+                for token_history in self._histories
+                if token_history.counts is not None
+            ]
         )
         self._places = mx.arange(len(self._histories))
-        adjustments: list[Adjustments] = [each.adjustments for each in self._histories]
-        self._frequency = mx.array([each.frequency_penalty for each in adjustments])[:, None]
-        self._presence = mx.array([each.presence_penalty for each in adjustments])[:, None]
+        adjustments: list[Adjustments] = [history.adjustments for history in self._histories]
+        self._frequency = mx.array([adjustment.frequency_penalty for adjustment in adjustments])[
+            :, None
+        ]
+        self._presence = mx.array([adjustment.presence_penalty for adjustment in adjustments])[
+            :, None
+        ]
 
     def adjust(self, adjusted: mx.array, _logits: mx.array) -> mx.array:
         penalized = _penalized(
@@ -292,19 +302,19 @@ class _Phrases:
     """Banned sequences of several tokens: the last token of one is forbidden after its others."""
 
     def __init__(self, histories: Sequence[TokenHistory]) -> None:
-        self._rows = RowSubset(each.end is not None for each in histories)
+        self._rows = RowSubset(history.end is not None for history in histories)
         self._histories = [histories[row] for row in self._rows.places]
-        self._ends = _Windows([each.end for each in self._histories])
+        self._ends = _Windows([token_history.end for token_history in self._histories])
         longest = self._ends.ids.shape[1]
         phrases = [
             (row, phrase)
-            for row, each in enumerate(self._histories)
-            for phrase in each.adjustments.phrases
+            for row, history in enumerate(self._histories)
+            for phrase in history.adjustments.phrases
         ]
         self._of = mx.array([row for row, _ in phrases])
         self._in = mx.array([self._rows.places[row] for row, _ in phrases])
         self._last = mx.array([phrase[-1] for _, phrase in phrases])
-        beginnings = [(0,) * (longest + 1 - len(each)) + each[:-1] for _, each in phrases]
+        beginnings = [(0,) * (longest + 1 - len(pair)) + pair[:-1] for _, pair in phrases]
         self._beginnings = mx.array(beginnings)
         lengths = mx.array([len(phrase) - 1 for _, phrase in phrases])[:, None]
         self._beyond = mx.arange(longest)[None] < longest - lengths
@@ -329,11 +339,11 @@ class _Windows:
     """
 
     def __init__(self, windows: Sequence[mx.array | None]) -> None:
-        there = [each for each in windows if each is not None]
-        self._lengths = [each.shape[0] for each in there]
+        there = [window for window in windows if window is not None]
+        self._lengths = [array.shape[0] for array in there]
         longest = max(self._lengths)
-        self.ids = mx.stack([mx.pad(each, (longest - each.shape[0], 0)) for each in there])
-        beyond = mx.array([longest - each for each in self._lengths])
+        self.ids = mx.stack([mx.pad(array, (longest - array.shape[0], 0)) for array in there])
+        beyond = mx.array([longest - length for length in self._lengths])
         self.within = mx.arange(longest)[None] >= beyond[:, None]
 
     def of(self, row: int) -> mx.array:

@@ -126,7 +126,7 @@ class BatchSampler(Generic[Key]):
         """
         self._end_pass()
         self._vocabulary = logprobs.shape[1]
-        keys = [each.row for each in rows for _ in range(len(each.guesses) + 1)]
+        keys = [row.row for row in rows for _ in range(len(row.guesses) + 1)]
         histories: list[TokenHistory | None] = []
         positions: list[int] = []
         for key, guesses in rows:
@@ -179,7 +179,7 @@ class BatchSampler(Generic[Key]):
                 logits = mx.pad(logits, [(0, 0), (0, missing)], constant_values=-mx.inf)
             token_ids = guessing.choose(_normalized(logits), logits, positions, None)
             guessing.record(token_ids)
-            positions[:] = [each + 1 for each in positions]
+            positions[:] = [position + 1 for position in positions]
             return token_ids
 
         return draw
@@ -227,18 +227,22 @@ class _Pass(Generic[Key]):
         vocabulary: int,
     ) -> None:
         self.keys = keys
-        self._adjusted = RowSubset(each is not None for each in histories)
-        there = [each for each in histories if each is not None]
+        self._adjusted = RowSubset(history is not None for history in histories)
+        there = [token_history for token_history in histories if token_history is not None]
         self._adjuster = Adjuster(there) if there else None
-        rows = [(index, each) for index, each in enumerate(samplings) if each is not None]
+        rows = [
+            (index, sampling) for index, sampling in enumerate(samplings) if sampling is not None
+        ]
         self.sampled = [keys[index] for index, _ in rows]
         self._mixed = len(rows) < len(keys)
         self._indices = mx.array([index for index, _ in rows], dtype=mx.uint32)
-        self._streams = [each.stream() for _, each in rows]
-        self._inverse_temperatures = mx.array([1.0 / each.temperature for _, each in rows])[:, None]
+        self._streams = [row_sampling.stream() for _, row_sampling in rows]
+        self._inverse_temperatures = mx.array([1.0 / sampling.temperature for _, sampling in rows])[
+            :, None
+        ]
         self._on_cpu = _on_cpu()
-        self._filters = Filters([each for _, each in rows], vocabulary, on_cpu=self._on_cpu)
-        self._xtc = Xtc([each for _, each in rows], vocabulary)
+        self._filters = Filters([sampling for _, sampling in rows], vocabulary, on_cpu=self._on_cpu)
+        self._xtc = Xtc([sampling for _, sampling in rows], vocabulary)
 
     def choose(
         self, logprobs: mx.array, logits: mx.array, positions: Sequence[int], mask: Mask | None
@@ -282,7 +286,7 @@ class _Pass(Generic[Key]):
         token_masses = masses(
             logprobs, largest, self._inverse_temperatures, least_allowed, on_cpu=self._on_cpu
         )
-        numbers = [uniforms(*each) for each in zip(self._streams, positions, strict=True)]
+        numbers = [uniforms(*pair) for pair in zip(self._streams, positions, strict=True)]
         return draw(token_masses, mx.array(numbers))
 
 

@@ -41,23 +41,29 @@ class Filters:
     def __init__(self, rows: Sequence[RowSampling], vocabulary: int, *, on_cpu: bool) -> None:
         self._count = len(rows)
         self._log_min_p: mx.array | None = None
-        if any(each.min_p > 0.0 for each in rows):
-            logs = [math.log(each.min_p) if each.min_p > 0.0 else -math.inf for each in rows]
+        if any(row.min_p > 0.0 for row in rows):
+            logs = [
+                math.log(sampling.min_p) if sampling.min_p > 0.0 else -math.inf for sampling in rows
+            ]
             self._log_min_p = mx.array(logs)[:, None]
-        ranked = [index for index, each in enumerate(rows) if each.top_p < 1.0 or each.top_k]
+        ranked = [
+            index
+            for index, row_sampling in enumerate(rows)
+            if row_sampling.top_p < 1.0 or row_sampling.top_k
+        ]
         self._all_ranked = len(ranked) == len(rows)
         self._ranked = mx.array(ranked, dtype=mx.uint32)
         self._any_ranked = bool(ranked)
         top_p = [rows[index].top_p for index in ranked]
         top_k = [rows[index].top_k for index in ranked]
         # All sums are over the whole vocabulary, so that a row's don't depend on other rows.
-        self._sums = any(each < 1.0 for each in top_p)
+        self._sums = any(number < 1.0 for number in top_p)
         self._by_numpy = self._sums and on_cpu and vocabulary > _SMALL_VOCABULARY
         self._largest = vocabulary if self._sums else max(top_k, default=0)
         # 2 stands for no top_p, since no sum of probabilities reaches 2.
-        self._top_p = mx.array([each if each < 1.0 else 2.0 for each in top_p])[:, None]
+        self._top_p = mx.array([number if number < 1.0 else 2.0 for number in top_p])[:, None]
         self._beyond_top_k = mx.array(
-            [self._largest - (each or self._largest) for each in top_k], dtype=mx.int32
+            [self._largest - (number or self._largest) for number in top_k], dtype=mx.int32
         )[:, None]
 
     def least_allowed(self, logprobs: mx.array, largest: mx.array) -> mx.array | None:
@@ -124,7 +130,7 @@ class Xtc:
     def __init__(self, rows: Sequence[RowSampling], vocabulary: int) -> None:
         self._rows = rows
         self._vocabulary = vocabulary
-        self._any = any(each.xtc_probability > 0.0 for each in rows)
+        self._any = any(row.xtc_probability > 0.0 for row in rows)
 
     def apply(
         self,
@@ -141,15 +147,16 @@ class Xtc:
         numbers = zip(self._rows, streams, positions, strict=True)
         turns = [
             row
-            for row, (each, stream, position) in enumerate(numbers)
-            if each.xtc_probability > 0.0 and chance(stream, position) < each.xtc_probability
+            for row, (number, stream, position) in enumerate(numbers)
+            if number.xtc_probability > 0.0 and chance(stream, position) < number.xtc_probability
         ]
         if not turns:
             return None
         rows = [self._rows[row] for row in turns]
         indices = mx.array(turns, dtype=mx.uint32)
         thresholds = [
-            math.log(each.xtc_threshold) if each.xtc_threshold > 0.0 else -math.inf for each in rows
+            math.log(sampling.xtc_threshold) if sampling.xtc_threshold > 0.0 else -math.inf
+            for sampling in rows
         ]
         changed = mx.array(logprobs)
         changed[indices] = without_top_choices(
@@ -161,7 +168,7 @@ class Xtc:
         return changed
 
     def _spared(self, rows: Sequence[RowSampling]) -> mx.array | None:
-        pairs = [(row, each) for row, of in enumerate(rows) for each in of.xtc_spared]
+        pairs = [(row, number) for row, of in enumerate(rows) for number in of.xtc_spared]
         if not pairs:
             return None
         spared = mx.zeros((len(rows), self._vocabulary), dtype=mx.bool_)

@@ -70,14 +70,14 @@ class Scores:
 
     def read(self) -> list[Score]:
         if self._scores is None:
-            chosen, *likeliest = [np.array(each).tolist() for each in self._arrays]
+            chosen, *likeliest = [np.array(array).tolist() for array in self._arrays]
             self._arrays = []
             if likeliest:
                 ids, logprobs = likeliest
                 # Equally likely tokens are sorted by id, so that their order never differs.
                 pairs = [
-                    sorted(zip(*each, strict=True), key=lambda pair: (-pair[1], pair[0]))
-                    for each in zip(ids, logprobs, strict=True)
+                    sorted(zip(*item, strict=True), key=lambda pair: (-pair[1], pair[0]))
+                    for item in zip(ids, logprobs, strict=True)
                 ]
             else:
                 pairs = [[] for _ in chosen]
@@ -99,9 +99,9 @@ def _likeliest(logprobs: mx.array) -> tuple[mx.array, mx.array]:
         return ids, mx.take_along_axis(logprobs, ids, axis=-1)
     # The likeliest tokens are in the `count` blocks with the largest maxima.
     blocks = in_blocks(logprobs)
-    found = mx.argpartition(blocks.max(axis=-1), -count, axis=-1)[:, -count:, None]
-    values = mx.take_along_axis(blocks, found, axis=1).reshape(-1, count * each)
-    ids = (found * each + mx.arange(each)).reshape(-1, count * each)
+    best_blocks = mx.argpartition(blocks.max(axis=-1), -count, axis=-1)[:, -count:, None]
+    values = mx.take_along_axis(blocks, best_blocks, axis=1).reshape(-1, count * each)
+    ids = (best_blocks * each + mx.arange(each)).reshape(-1, count * each)
     best = mx.argpartition(values, -count, axis=-1)[:, -count:]
     return mx.take_along_axis(ids, best, axis=-1), mx.take_along_axis(values, best, axis=-1)
 
@@ -160,7 +160,9 @@ class LogprobWriter:
             yield PromptLogprobs(begin, tuple(tokens))
 
     def _top(self, score: Score) -> tuple[Alternative, ...]:
-        return tuple(Alternative(self._bytes(each), _finite(value)) for each, value in score.top)
+        return tuple(
+            Alternative(self._bytes(number), _finite(value)) for number, value in score.top
+        )
 
 
 def _finite(logprob: float) -> float:
@@ -204,7 +206,7 @@ def _speller(tokenizer: Any) -> Callable[[str], bytes] | None:
     and the tokenizer must decode the token.
     """
     decoder = decoder_of(tokenizer)
-    kinds = {each.get("type") for each in [decoder, *decoder.get("decoders", [])]}
+    kinds = {item.get("type") for item in [decoder, *decoder.get("decoders", [])]}
     if "ByteLevel" in kinds:
         return _of_byte_level
     if kinds & {"ByteFallback", "Metaspace", "Replace"}:
@@ -234,9 +236,9 @@ def _byte_alphabet() -> dict[str, int]:
     character there; the other bytes, in order, are written as the characters from 256 on.
     """
     printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [each for each in range(256) if each not in printed]
-    alphabet = {chr(each): each for each in printed}
-    return alphabet | {chr(256 + place): each for place, each in enumerate(others)}
+    others = [index for index in range(256) if index not in printed]
+    alphabet = {chr(item): item for item in printed}
+    return alphabet | {chr(256 + place): other for place, other in enumerate(others)}
 
 
 _BYTES: Final = _byte_alphabet()

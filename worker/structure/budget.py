@@ -107,8 +107,8 @@ def reasoning_budget(
 def _ends(tokens: mx.array, tag: list[int]) -> mx.array:
     """For each token whether the tag ends with it, (tokens,)."""
     count = tokens.shape[0]
-    found = mx.ones((count,), dtype=mx.bool_)
+    ends = mx.ones((count,), dtype=mx.bool_)
     for back, token_id in enumerate(reversed(tag)):
         same = (tokens == token_id)[: max(0, count - back)]
-        found = found & mx.concatenate([mx.zeros((count - same.shape[0],), dtype=mx.bool_), same])
-    return found
+        ends = ends & mx.concatenate([mx.zeros((count - same.shape[0],), dtype=mx.bool_), same])
+    return ends

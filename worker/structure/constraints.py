@@ -107,7 +107,7 @@ class Constraints:
         functions = functions_of(tools)
         answer = None if constraint is None else lark_rule(constraint)
         forced = tools.choice == "required" or answer is not None
-        if not forced and not any(each.strict for each in functions):
+        if not forced and not any(function.strict for function in functions):
             return None, ()
         special = self._compiled.special
         form = self._call_form(special, forced=forced, answers=answer is not None)
@@ -129,7 +129,8 @@ class Constraints:
         except ConstraintError:
             # Schemas without strict need not be enforced.
             plain = [
-                each if each.strict else each._replace(schema=_ANY_OBJECT) for each in functions
+                function if function.strict else function._replace(schema=_ANY_OBJECT)
+                for function in functions
             ]
             if plain == functions:
                 raise
@@ -180,7 +181,7 @@ class Constraints:
         if format_.reasoning is None:
             return None
         start, end = (
-            tokenizer.encode(each, add_special_tokens=False) for each in format_.reasoning
+            tokenizer.encode(text, add_special_tokens=False) for text in format_.reasoning
         )
         opened = opening_state(prompt_ids, tokenizer, format_) == "reasoning"
         # A tag of ordinary tokens can't be told from text that the constraint may allow, and none
@@ -233,8 +234,8 @@ class GrammarCache:
         trie = self.tokenizer
         added = self._inside.added_tokens_decoder
         return {
-            each.content: token_id
-            for token_id, each in added.items()
+            item.content: token_id
+            for token_id, item in added.items()
             if trie.is_special_token(token_id) and token_id not in self._eos_token_ids
         }
 

@@ -99,19 +99,19 @@ def json_options(*, whole: bool) -> dict[str, Any]:
 
 def unenforced(matcher: LLMatcher) -> tuple[str, ...]:
     """The names of the keywords in a grammar's schemas that llguidance doesn't enforce."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for warning in matcher.get_grammar_warnings():
         if keys := _KEYS.search(warning):
-            found.update(dict.fromkeys(re.findall(r'"([^"]+)"', keys[1])))
+            names.update(dict.fromkeys(re.findall(r'"([^"]+)"', keys[1])))
         elif format_ := _FORMAT.search(warning):
-            found[f"format {format_[1]}"] = None
+            names[f"format {format_[1]}"] = None
         elif "oneOf" in warning:
-            found["oneOf (taken as anyOf)"] = None
+            names["oneOf (taken as anyOf)"] = None
         elif "min/maxProperties" in warning:
-            found.update({"minProperties": None, "maxProperties": None})
+            names.update({"minProperties": None, "maxProperties": None})
         else:
-            found[warning] = None
-    return tuple(found)
+            names[warning] = None
+    return tuple(names)
 
 
 def json_grammar(schema: str, *, whole: bool = True) -> str:
@@ -137,7 +137,7 @@ def _choice(source: str) -> str:
         texts = json.loads(source)
     except (ValueError, RecursionError) as error:
         raise ConstraintError(f"The choices can't be read: {error}.") from error
-    if not isinstance(texts, list) or not texts or not all(isinstance(each, str) for each in texts):
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
         raise ConstraintError("The choices must be a list of texts, one at least.")
     return "start: " + " | ".join(map(quoted, dict.fromkeys(texts)))
 
@@ -278,13 +278,13 @@ def functions_of(tools: Tools) -> list[Function]:
     Raises:
         ConstraintError: no function may be called.
     """
-    found = []
-    for each in tools.known:
-        function = each.get("function", each)
+    functions = []
+    for item in tools.known:
+        function = item.get("function", item)
         if tools.name is not None and function["name"] != tools.name:
             continue
         schema = function.get("parameters")
-        found.append(
+        functions.append(
             Function(
                 function["name"],
                 _NO_PARAMETERS if schema is None else {"type": "object", **schema},
@@ -292,9 +292,9 @@ def functions_of(tools: Tools) -> list[Function]:
                 bool(function.get("strict")) and tools.whole,
             )
         )
-    if not found:
+    if not functions:
         raise ConstraintError("there is no function to call")
-    return found
+    return functions
 
 
 def forced_calls(
@@ -349,7 +349,7 @@ def possible_calls(
     tag = begin.group()
 
     def lines(known: Mapping[str, int]) -> Iterator[str]:
-        others = {text: each for text, each in known.items() if text != tag}
+        others = {text: number for text, number in known.items() if text != tag}
         if tag in known:
             yield f"start: (REST | {_sequence(tag, known)} block{' | other' if others else ''})*"
         else:
@@ -383,7 +383,7 @@ def _block(
     if parallel:
         parts.append(f"({_sequence(form.between, special)} ({_any_call(functions)}))*")
     parts.append(_sequence(form.close, special))
-    return " ".join(each for each in parts if each)
+    return " ".join(part for part in parts if part)
 
 
 def _any_call(functions: list[Function], name: str = "call") -> str:
@@ -405,7 +405,7 @@ def _rules(form: CallForm, functions: list[Function], special: Mapping[str, int]
 
 def _sequence(text: str, special: Mapping[str, int], arguments: str = "") -> str:
     """A text in Lark: special tokens, strings, and rules in place of the text's holes."""
-    parts = [re.escape(each) for each in sorted(special, key=len, reverse=True)]
+    parts = [re.escape(text) for text in sorted(special, key=len, reverse=True)]
     pieces = re.split(f"({'|'.join([*map(re.escape, _HOLES), *parts])})", text)
     written = []
     for piece in pieces:
@@ -423,8 +423,8 @@ def _sequence(text: str, special: Mapping[str, int], arguments: str = "") -> str
 def _any_token(special: Mapping[str, int]) -> str:
     """Any one of the special tokens, in Lark, as ranges of ids."""
     ids = sorted(set(special.values()))
-    begins = [each for each in ids if each - 1 not in special.values()]
-    ends = [each for each in ids if each + 1 not in special.values()]
+    begins = [identifier for identifier in ids if identifier - 1 not in special.values()]
+    ends = [number for number in ids if number + 1 not in special.values()]
     ranges = [f"{begin}-{end}" for begin, end in zip(begins, ends, strict=True)]
     return f"<[{','.join(ranges)}]>"
 
@@ -432,8 +432,8 @@ def _any_token(special: Mapping[str, int]) -> str:
 def one_line(reason: str) -> str:
     """The error in llguidance's message, without the lines of the grammar that it quotes."""
     lines = reason.replace("<non-verbose/>", "").splitlines()
-    errors = [each.removeprefix("error: ") for each in lines if each.startswith("error: ")]
-    quoted = [line for line, each in enumerate(lines) if _QUOTED.match(each)]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    quoted = [line for line, text in enumerate(lines) if _QUOTED.match(text)]
     text = " ".join(" ".join(errors or lines[: quoted[0] if quoted else None]).split())
     # llguidance's advice names an option that clients don't have.
     text = text.replace(_ONE_OF_ADVICE, "Send anyOf, or options that differ in type or a const")

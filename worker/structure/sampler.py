@@ -117,7 +117,9 @@ class ConstrainedSampler(Generic[Key]):
             return self._sampler(logprobs)
         matchings = [self._matchings[key] for key in keys]
         masks = self._fill(keys, matchings)
-        self._forced |= {key: each.forced for key, each in zip(keys, matchings, strict=True)}
+        self._forced |= {
+            key: matching.forced for key, matching in zip(keys, matchings, strict=True)
+        }
         tokens = self._sampler(logprobs, self._mask(keys, [places[key] for key in keys], masks))
         for key in keys:
             self._chosen[key] = (tokens, places[key])
@@ -222,22 +224,24 @@ class ConstrainedSampler(Generic[Key]):
         """Bit masks of the tokens that each row may have next, shape (keys, words)."""
         masks = allocate_token_bitmask(len(matchings), matchings[0].width)
         bound = [
-            (index, each) for index, each in enumerate(matchings) if each.stage != Stage.THINKING
+            (index, matching)
+            for index, matching in enumerate(matchings)
+            if matching.stage != Stage.THINKING
         ]
         began_s = time.perf_counter()
         if self._one_by_one or len(bound) == 1:
-            for index, each in bound:
+            for index, matching in bound:
                 row_began_s = time.thread_time()
-                fill_next_token_bitmask(each.matcher, masks, index)
+                fill_next_token_bitmask(matching.matcher, masks, index)
                 self._check(keys[index], time.thread_time() - row_began_s)
         elif bound:
-            rows = [(each.matcher, index) for index, each in bound]
+            rows = [(matching.matcher, index) for index, matching in bound]
             fill_next_token_bitmask_par(_executor(), rows, masks)
             for index, _ in bound:
                 self._check(keys[index], 0.0)
         self._one_by_one = time.perf_counter() - began_s > _SLOW_S
-        for index, each in enumerate(matchings):
-            each.amend(masks[index])
+        for index, matching in enumerate(matchings):
+            matching.amend(masks[index])
         return masks
 
     def _check(self, key: Key, took_s: float) -> None:

@@ -154,7 +154,7 @@ def _walk(matcher: Any) -> None:
         if matcher.is_stopped():
             return
         bits = int.from_bytes(matcher.compute_bitmask(), "little")
-        allowed = [each for each in range(bits.bit_length()) if bits >> each & 1]
+        allowed = [index for index in range(bits.bit_length()) if bits >> index & 1]
         # Any allowed token will do, but not the first one each time.
         if not allowed or not matcher.consume_token(allowed[step * 7919 % len(allowed)]):
             return

@@ -91,8 +91,8 @@ class PromptError(Exception):
 
 def passing_kind(error: BaseException) -> str | None:
     """The kind of a GPU failure that passes; None for any other error."""
-    found = _KIND.search(str(error)) if isinstance(error, RuntimeError) else None
-    return found[1] if found is not None and found[1] in _PASSING else None
+    match = _KIND.search(str(error)) if isinstance(error, RuntimeError) else None
+    return match[1] if match is not None and match[1] in _PASSING else None
 
 
 def may_pass(error: Exception) -> bool:

@@ -76,7 +76,9 @@ class ChatTemplate:
         """
         mark = self._message_mark
         return (
-            [] if mark is None else [place for place, each in enumerate(token_ids) if each == mark]
+            []
+            if mark is None
+            else [place for place, token_id in enumerate(token_ids) if token_id == mark]
         )
 
     @cached_property
@@ -84,12 +86,12 @@ class ChatTemplate:
         """The last special token before a user's content; None: there is none."""
         prompts = [ChatPrompt((ChatMessage("user", content),)) for content in ("1", "2")]
         try:
-            one, other = (self.tokens(each, asking=False) for each in prompts)
+            one, other = (self.tokens(prompt, asking=False) for prompt in prompts)
         except PromptError:
             return None
         added = set(self._tokenizer.get_added_vocab().values())
         alike = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
-        return next((each for each, _ in reversed(list(alike)) if each in added), None)
+        return next((number for number, _ in reversed(list(alike)) if number in added), None)
 
     def text(
         self,
@@ -130,8 +132,8 @@ class ChatTemplate:
         if not text:
             field, text = "reasoning", last.reasoning or ""
         marked = msgspec.structs.replace(last, **{field: _OPEN})
-        rendered, found, _ = render([*before, marked], asking=False).rpartition(_OPEN)
-        if not found:
+        rendered, mark, _ = render([*before, marked], asking=False).rpartition(_OPEN)
+        if not mark:
             raise PromptError(
                 "invalid_request_error",
                 f"The model's chat template leaves out the {field} of the last message, so the "
@@ -172,8 +174,8 @@ class ChatTemplate:
             repaired = writer.order.repaired(conversation)
             written = writer.messages(repaired)
             if content is not None:
-                for message, each in zip(written, repaired, strict=True):
-                    message["content"] = content(each)
+                for message, chat_message in zip(written, repaired, strict=True):
+                    message["content"] = content(chat_message)
             return self._renderer.apply_chat_template(
                 written,
                 tools=definitions,
@@ -197,8 +199,8 @@ class ChatTemplate:
             raise _refused(str(error)) from error
 
     def _writer(self, template: str) -> MessageWriter:
-        found = self._writers.get(template)
-        if found is None:
+        writer = self._writers.get(template)
+        if writer is None:
 
             def render(conversation: list[Message]) -> str:
                 # A tokenizer may have several templates, of which this is one.
@@ -206,8 +208,8 @@ class ChatTemplate:
                 apply = self._renderer.apply_chat_template
                 return str(apply(conversation, tokenize=False, **template_option))
 
-            found = self._writers[template] = MessageWriter(template, render)
-        return found
+            writer = self._writers[template] = MessageWriter(template, render)
+        return writer
 
 
 def template_arguments(text: str, template: str | None) -> dict[str, Any]:
@@ -254,7 +256,9 @@ def _known_arguments(template: str) -> frozenset[str]:
 
 def _definitions(tools: Tools) -> list[Any]:
     definitions = _parsed(tools.definitions, "tools")
-    if not isinstance(definitions, list) or not all(isinstance(each, dict) for each in definitions):
+    if not isinstance(definitions, list) or not all(
+        isinstance(definition, dict) for definition in definitions
+    ):
         raise _invalid("tools", "Send a list of objects.")
     return definitions
 
@@ -290,12 +294,14 @@ def advice_about(
     """Advice about the message that makes `render` fail: with another text it would be taken."""
     plain = [
         ChatMessage(
-            each.role,
+            chat_message.role,
             "x",
-            tool_calls=tuple(CalledTool(call.id, call.name, "{}") for call in each.tool_calls),
-            tool_call_id=each.tool_call_id,
+            tool_calls=tuple(
+                CalledTool(call.id, call.name, "{}") for call in chat_message.tool_calls
+            ),
+            tool_call_id=chat_message.tool_call_id,
         )
-        for each in messages
+        for chat_message in messages
     ]
 
     def renders(count: int) -> bool:

@@ -44,7 +44,7 @@ class MessageWriter:
 
     def messages(self, messages: Iterable[ChatMessage]) -> list[Message]:
         ids = _CallIds(self._template)
-        return [self._message(each, ids) for each in messages]
+        return [self._message(message, ids) for message in messages]
 
     def _message(self, message: ChatMessage, ids: _CallIds) -> Message:
         written: Message = {"role": message.role, "content": message.content}
@@ -59,7 +59,7 @@ class MessageWriter:
             if name is not None:
                 written.setdefault("name", name)
         if message.tool_calls:
-            written["tool_calls"] = [self._call(each, ids) for each in message.tool_calls]
+            written["tool_calls"] = [self._call(tool_call, ids) for tool_call in message.tool_calls]
         # transformers copies reasoning_content to the other names that templates have for it.
         if message.reasoning is not None and not self._refuses_reasoning(message):
             written["reasoning_content"] = message.reasoning
@@ -170,20 +170,24 @@ class MessageOrder:
 
     def repaired(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
         """The conversation as the template takes it."""
-        roles = [each.role for each in messages]
+        roles = [message.role for message in messages]
         first = roles[:1] == ["system"] and not self._takes_roles("system", "user")
         systems = first or ("system" in roles[1:] and not self._takes_late)
-        calls = "tool" in roles or any(each.tool_calls for each in messages)
+        calls = "tool" in roles or any(chat_message.tool_calls for chat_message in messages)
         tools = calls and not self._takes_tools
         astray = calls and not tools and _has_astray(messages) and not self._takes_astray
         if systems or tools or astray:
             messages = as_users(messages, systems=systems, first=first, tools=tools, astray=astray)
         if any(map(_is_empty, messages)) and not self._takes_empty:
-            messages = [_answered(each) if _is_empty(each) else each for each in messages]
+            messages = [
+                _answered(message) if _is_empty(message) else message for message in messages
+            ]
         return self._in_turns(messages)
 
     def _in_turns(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
-        begin = next((place for place, each in enumerate(messages) if each.role != "system"), None)
+        begin = next(
+            (place for place, message in enumerate(messages) if message.role != "system"), None
+        )
         if begin is None:
             fill = messages and not self._takes_roles("system")
             return [*messages, NO_MESSAGE] if fill else messages
@@ -220,7 +224,10 @@ class MessageOrder:
 
     def _takes(self, probe: Sequence[ChatMessage]) -> bool:
         """Whether the template writes all that the probe says, in its order."""
-        texts = [each.tool_calls[0].name if each.tool_calls else each.content for each in probe]
+        texts = [
+            message.tool_calls[0].name if message.tool_calls else message.content
+            for message in probe
+        ]
         try:
             rendered = self._render(probe)
         except Exception:
@@ -246,10 +253,10 @@ def _answered(message: ChatMessage) -> ChatMessage:
 def _has_astray(messages: Iterable[ChatMessage]) -> bool:
     """Whether there is a tool's result that follows no call."""
     called = False
-    for each in messages:
-        if each.role == "tool" and not called:
+    for message in messages:
+        if message.role == "tool" and not called:
             return True
-        called = _calls(each, called)
+        called = _calls(message, called)
     return False
 
 
@@ -264,14 +271,14 @@ def in_turns(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     """
     turns: list[ChatMessage] = []
     answered = True
-    for each in messages:
-        if each.role == "user" and not answered:
+    for message in messages:
+        if message.role == "user" and not answered:
             turns.append(NO_ANSWER)
-        elif each.role in ("assistant", "tool") and answered:
+        elif message.role in ("assistant", "tool") and answered:
             turns.append(NO_MESSAGE)
-        turns.append(each)
-        if each.role != "system":
-            answered = each.role == "assistant" and not each.tool_calls
+        turns.append(message)
+        if message.role != "system":
+            answered = message.role == "assistant" and not message.tool_calls
     return turns
 
 
@@ -296,29 +303,31 @@ def as_users(
     groups: list[list[ChatMessage]] = []
     # Whether the last group has nothing but marked messages.
     alone = called = False
-    for each in messages:
+    for message in messages:
         before = groups[-1][0].role if groups else None
         leads = before in (None, "system") and not first
         marked = None
-        if each.role == "system" and systems and not leads:
+        if message.role == "system" and systems and not leads:
             marked = "system_message"
-        elif each.role == "tool" and (tools or (astray and not called)):
+        elif message.role == "tool" and (tools or (astray and not called)):
             marked = "tool_response"
-        called = _calls(each, called)
+        called = _calls(message, called)
         if marked is not None:
             joins = before in ("user", "tool")
             alone = alone or not joins
-            text = f"<{marked}>\n{each.content}\n</{marked}>"
-            each = ChatMessage("user", text, pictures=each.pictures)
+            text = f"<{marked}>\n{message.content}\n</{marked}>"
+            message = ChatMessage("user", text, pictures=message.pictures)
         else:
-            joins = (alone and each.role == "user") or (systems and each.role == before == "system")
+            joins = (alone and message.role == "user") or (
+                systems and message.role == before == "system"
+            )
             alone = False
-            each = _spoken(each) if tools else each
+            message = _spoken(message) if tools else message
         if joins:
-            groups[-1].append(each)
+            groups[-1].append(message)
         else:
-            groups.append([each])
-    return [_joined(each) if len(each) > 1 else each[0] for each in groups]
+            groups.append([message])
+    return [_joined(group) if len(group) > 1 else group[0] for group in groups]
 
 
 def _spoken(message: ChatMessage) -> ChatMessage:
@@ -326,10 +335,10 @@ def _spoken(message: ChatMessage) -> ChatMessage:
     if not message.tool_calls:
         return message
     calls = [
-        f'{{"name": {json.dumps(each.name)}, "arguments": {each.arguments}}}'
-        for each in message.tool_calls
+        f'{{"name": {json.dumps(tool_call.name)}, "arguments": {tool_call.arguments}}}'
+        for tool_call in message.tool_calls
     ]
-    marked = [f"<tool_call>\n{each}\n</tool_call>" for each in calls]
+    marked = [f"<tool_call>\n{call}\n</tool_call>" for call in calls]
     content = "\n".join(filter(None, (message.content, *marked)))
     return msgspec.structs.replace(message, content=content, tool_calls=())
 
@@ -337,10 +346,10 @@ def _spoken(message: ChatMessage) -> ChatMessage:
 def _joined(group: list[ChatMessage]) -> ChatMessage:
     begin = 0
     pictures: list[Picture] = []
-    for each in group:
+    for message in group:
         pictures += (
-            msgspec.structs.replace(picture, at=picture.at + begin) for picture in each.pictures
+            msgspec.structs.replace(picture, at=picture.at + begin) for picture in message.pictures
         )
-        begin += len(each.content) + len(_BETWEEN)
-    content = _BETWEEN.join(each.content for each in group)
+        begin += len(message.content) + len(_BETWEEN)
+    content = _BETWEEN.join(chat_message.content for chat_message in group)
     return msgspec.structs.replace(group[0], content=content, pictures=tuple(pictures))

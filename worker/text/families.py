@@ -192,7 +192,7 @@ def find_format(tokenizer: Any) -> AnswerFormat:
     parser.
     """
     template, vocabulary = template_text(tokenizer), tokenizer.get_vocab()
-    if all(each in vocabulary for each in ("<|start|>", "<|channel|>", "<|message|>")):
+    if all(name in vocabulary for name in ("<|start|>", "<|channel|>", "<|message|>")):
         return AnswerFormat("harmony", harmony=True)
     family = _family(template, vocabulary)
     name, blocks, bare = family.name, family.blocks, family.bare
@@ -215,7 +215,7 @@ def template_text(tokenizer: Any) -> str:
     """The sources of all chat templates that a tokenizer has."""
     template = tokenizer.chat_template
     if isinstance(template, dict):
-        return "\n".join(str(each) for each in template.values())
+        return "\n".join(str(item) for item in template.values())
     return template if isinstance(template, str) else ""
 
 

@@ -81,7 +81,9 @@ def opening_header(prompt_ids: list[int], tokenizer: Any) -> str | None:
     starts = tokenizer.encode(_START, add_special_tokens=False)
     size = len(starts)
     places = range(len(prompt_ids) - size, -1, -1)
-    place = next((each for each in places if prompt_ids[each : each + size] == starts), None)
+    place = next(
+        (number for number in places if prompt_ids[number : number + size] == starts), None
+    )
     if place is None:
         return None
     # An answer may go on in a message that the prompt has begun.
@@ -107,4 +109,4 @@ def _end_of(prompt_ids: list[int], tokenizer: Any, keeping: tuple[str, ...]) -> 
 
 def _is_part(token_id: int, tokenizer: Any, keeping: tuple[str, ...]) -> bool:
     text = str(tokenizer.decode([token_id]))
-    return any(text in each for each in keeping)
+    return any(text in item for item in keeping)

@@ -294,8 +294,8 @@ class TagSplitter(Splitter):
                 self._fresh = self._fresh and text.isspace()
                 *lines, line = (self._line + text).split("\n")
                 self._line = line[:_MOST_LINE_CHARACTERS]
-                for each in lines:
-                    self._record_fence(each)
+                for item in lines:
+                    self._record_fence(item)
                 self._assembly.text(text)
             case "reasoning" if self._draft is not None:
                 self._draft += text
@@ -316,7 +316,7 @@ def _edges(format_: AnswerFormat, *, calls: bool) -> dict[str, dict[str, str | C
     """For each state: its markers, with the state or the block that a marker leads to."""
     normal: dict[str, str | CallBlock] = dict.fromkeys(format_.dropped, "normal")
     edges = {"normal": normal}
-    blocks = {each.start: each for each in format_.blocks} if calls else {}
+    blocks = {call_block.start: call_block for call_block in format_.blocks} if calls else {}
     headed = any(to == "tool" for _, turns in format_.turns for _, to in turns)
     if not headed:
         normal.update(blocks)

@@ -67,7 +67,7 @@ class AnswerStream:
         self._feed(self._detokenizer.last_segment)
         self.reasoning_tokens += was_reasoning or self._splitter.reasoning
         parts = self._assembly.collect()
-        self._spoken = self._spoken or any(isinstance(each, Text) for each in parts)
+        self._spoken = self._spoken or any(isinstance(part, Text) for part in parts)
         return parts
 
     def finish(self, *, complete: bool) -> list[AnswerPart]:
@@ -135,10 +135,10 @@ def _bound(format_: AnswerFormat, tokenizer: Any, *, calls: bool) -> Callable[[i
     """The function `bound` of an `AnswerStream`, for an answer with a constraint."""
     tags = [] if format_.reasoning is None else [format_.reasoning.start]
     if calls:
-        tags += [each.start for each in format_.blocks]
-    ids = [tokenizer.encode(each, add_special_tokens=False) for each in tags]
-    openers = frozenset(each[0] for each in ids if len(each) == 1)
-    if calls and any(len(each) > 1 for each in ids):
+        tags += [block.start for block in format_.blocks]
+    ids = [tokenizer.encode(tag, add_special_tokens=False) for tag in tags]
+    openers = frozenset(identifier[0] for identifier in ids if len(identifier) == 1)
+    if calls and any(len(identifier) > 1 for identifier in ids):
         # One token can't show a tag of several tokens. Text shows that there was no tag.
         return lambda _, spoken: spoken
     return lambda token_id, _: token_id not in openers

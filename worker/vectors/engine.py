@@ -74,14 +74,14 @@ class VectorEngine:
     @property
     def next_bytes(self) -> int:
         """The memory of the smallest batch that could come next; 0 if no text waits."""
-        longest = max((each.longest() for each in self._waiting.values()), default=0)
+        longest = max((texts.longest() for texts in self._waiting.values()), default=0)
         return self._batch_bytes(1, longest) if longest else 0
 
     def add(self, job: VectorJob) -> None:
         number = next(self._numbers)
         self._runs[number] = _JobRun(job, len(job.texts))
         waiting = self._waiting.setdefault(job.kind, WaitingTexts())
-        lengths = [len(each.token_ids) for each in job.texts]
+        lengths = [len(text.token_ids) for text in job.texts]
         waiting.add(number, lengths, job.priority, job.sharer, job.share)
 
     def remove(self, request_ids: Iterable[str]) -> None:
@@ -89,7 +89,7 @@ class VectorEngine:
         for number in [n for n, run in self._runs.items() if run.job.request_id in gone]:
             job = self._runs.pop(number).job
             self._waiting[job.kind].remove(number)
-        if self._batch and not any(each.job in self._runs for each in self._batch.places):
+        if self._batch and not any(place.job in self._runs for place in self._batch.places):
             self._end_batch()
 
     def step(self, *, beside_decoding: bool) -> None:
@@ -115,13 +115,13 @@ class VectorEngine:
 
     def _sharers(self, batch: _TextBatch) -> list[str]:
         """The sharer of each text whose job hasn't been removed."""
-        runs = (self._runs.get(each.job) for each in batch.places)
+        runs = (self._runs.get(place.job) for place in batch.places)
         return [run.job.sharer for run in runs if run is not None]
 
     def recompute_all(self) -> None:
         """Let the texts of the batch that has begun wait again, and make chunks shorter."""
         if self._batch is not None:
-            places = [each for each in self._batch.places if each.job in self._runs]
+            places = [place for place in self._batch.places if place.job in self._runs]
             self._waiting[self._batch.kind].give_back(places)
             self._end_batch()
         self._pace.shorten()
@@ -148,7 +148,9 @@ class VectorEngine:
         """
         if self._batch is not None:
             return True
-        kind = next((kind for kind, each in self._waiting.items() if len(each)), None)
+        kind = next(
+            (kind for kind, waiting_texts in self._waiting.items() if len(waiting_texts)), None
+        )
         if kind is None:
             return False
         waiting = self._waiting[kind]
@@ -163,19 +165,19 @@ class VectorEngine:
         places = waiting.next_batch(most, longest)
         # The other kinds have their turns before this kind comes again.
         self._waiting[kind] = self._waiting.pop(kind)
-        texts = [self._runs[each.job].job.texts[each.place] for each in places]
-        lengths = [len(each.token_ids) for each in texts]
+        texts = [self._runs[place.job].job.texts[place.place] for place in places]
+        lengths = [len(text.token_ids) for text in texts]
         head = self._heads[kind]
         self._room.vector_bytes = self._batch_bytes(len(texts), max(lengths))
         self._batch = _TextBatch(
             kind,
             places,
             PaddedTexts(
-                _padded([each.token_ids for each in texts], self._pad_token_id),
+                _padded([tokenized_text.token_ids for tokenized_text in texts], self._pad_token_id),
                 _types(texts),
                 lengths,
             ),
-            Pool(head.poolings, lengths, [each.skipped for each in texts]),
+            Pool(head.poolings, lengths, [text.skipped for text in texts]),
             self._backbone.make_caches(),
         )
         return True
@@ -201,7 +203,7 @@ class VectorEngine:
     def _send(self, run: _JobRun) -> None:
         job = run.job
         rows = np.stack([run.vectors[index] for index in range(len(job.texts))])
-        tokens = sum(len(each.token_ids) for each in job.texts)
+        tokens = sum(len(text.token_ids) for text in job.texts)
         if job.dimensions is not None:
             rows = rows[:, : job.dimensions]
         if job.kind == "cosine":
@@ -254,11 +256,11 @@ def _unit(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def _padded(rows: list[list[int]], pad: int) -> mx.array:
     longest = max(map(len, rows))
-    return mx.array([each + [pad] * (longest - len(each)) for each in rows])
+    return mx.array([row + [pad] * (longest - len(row)) for row in rows])
 
 
 def _types(texts: list[TokenizedText]) -> mx.array | None:
-    types = [each.types or [0] * len(each.token_ids) for each in texts]
+    types = [text.types or [0] * len(text.token_ids) for text in texts]
     return _padded(types, 0) if any(map(any, types)) else None
 
 

@@ -57,8 +57,8 @@ class WaitingTexts:
         if len(places) > len(self._all):
             self._all = sorted(self._all + places)
         else:
-            for each in places:
-                insort(self._all, each)
+            for place in places:
+                insort(self._all, place)
         self._by_job[job] = places
         number = self._turns.reserve(sharer, share, sum(lengths))
         self._orders[job] = _JobOrder(-priority, number, share)
@@ -67,13 +67,13 @@ class WaitingTexts:
         """Forget a job that has ended, and the texts of it that wait."""
         self._orders.pop(job, None)
         if self._by_job.pop(job, None):
-            self._all = [each for each in self._all if each.job != job]
+            self._all = [place for place in self._all if place.job != job]
 
     def give_back(self, taken: list[TextPlace]) -> None:
         """Let texts that were taken and not computed wait again."""
-        for each in taken:
-            insort(self._all, each)
-            insort(self._by_job.setdefault(each.job, []), each)
+        for place in taken:
+            insort(self._all, place)
+            insort(self._by_job.setdefault(place.job, []), place)
 
     def longest(self) -> int:
         """The length of the text that must be in the next batch; 0 if no text waits."""
@@ -113,12 +113,12 @@ class WaitingTexts:
             end += 1
         taken = self._all[begin:end]
         del self._all[begin:end]
-        for each in taken:
-            self._orders[each.job] = self._orders[each.job].after(each.tokens)
-            job_texts = self._by_job[each.job]
-            del job_texts[bisect_left(job_texts, each)]
+        for place in taken:
+            self._orders[place.job] = self._orders[place.job].after(place.tokens)
+            job_texts = self._by_job[place.job]
+            del job_texts[bisect_left(job_texts, place)]
             if not job_texts:
-                del self._by_job[each.job]
+                del self._by_job[place.job]
         return taken
 
     def _first_job(self) -> int | None:

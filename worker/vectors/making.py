@@ -197,9 +197,9 @@ class VectorTokenizer:
         texts = self._texts(embed, kind, most, cut)
         # For "cosine" the query is the first of the texts.
         first = 1 if kind == "cosine" else 0
-        for index, each in enumerate(texts):
+        for index, text in enumerate(texts):
             where = f"at {index - first}" if index >= first else "of the query"
-            self._check(each, where, most, context)
+            self._check(text, where, most, context)
         return VectorJob(
             embed.request_id,
             kind,
@@ -221,33 +221,37 @@ class VectorTokenizer:
         if kind == "cosine":
             asked = self._tokens([query], self._prompt(None, "query"), most, cut)
             return asked + self._tokens(inputs, self._prompt(None, "document"), most, cut)
-        documents = [_text(each) for each in inputs]
+        documents = [_text(item) for item in inputs]
         if self._pairs:
-            return self._encode([(query.text, each) for each in documents], most, cut)
-        return [self._question(query.text, each, cut) for each in documents]
+            return self._encode([(query.text, document) for document in documents], most, cut)
+        return [self._question(query.text, text, cut) for text in documents]
 
     def _tokens(
         self, inputs: Sequence[Any], prompt: str, most: int, cut: int | None
     ) -> list[TokenizedText]:
         """The tokens of all inputs, in their order. Inputs that are token ids stay as they are."""
-        texts = [prompt + each.text for each in inputs if isinstance(each, TextPrompt)]
+        texts = [
+            prompt + text_prompt.text
+            for text_prompt in inputs
+            if isinstance(text_prompt, TextPrompt)
+        ]
         encoded = iter(self._encode(texts, most, cut))
         skipped = 0 if self._recipe.with_prompt or not prompt else self._prompt_tokens(prompt)
-        found = []
-        for each in inputs:
-            if isinstance(each, TextPrompt):
+        tokenized = []
+        for item in inputs:
+            if isinstance(item, TextPrompt):
                 text = next(encoded)
-                found.append(TokenizedText(text.token_ids, text.types, skipped))
+                tokenized.append(TokenizedText(text.token_ids, text.types, skipped))
             else:
-                found.append(TokenizedText(_unpack(each.token_ids)[:cut]))
-        return found
+                tokenized.append(TokenizedText(_unpack(item.token_ids)[:cut]))
+        return tokenized
 
     def _encode(self, texts: Sequence[Any], most: int, cut: int | None) -> list[TokenizedText]:
         """The tokens of texts, or of pairs of texts."""
         if not texts:
             return []
-        for index, each in enumerate(texts):
-            characters = len(each) if isinstance(each, str) else sum(map(len, each))
+        for index, text in enumerate(texts):
+            characters = len(text) if isinstance(text, str) else sum(map(len, text))
             least = characters // _MOST_CHARACTERS_PER_TOKEN
             if cut is None and least > most:
                 # A tokenizer would spend minutes and gigabytes on such a text.
@@ -255,10 +259,10 @@ class VectorTokenizer:
         if cut is not None:
             characters = (cut + 1) * _MOST_CHARACTERS_PER_TOKEN
             texts = [
-                each[:characters]
-                if isinstance(each, str)
-                else (each[0][:characters], each[1][:characters])
-                for each in texts
+                text[:characters]
+                if isinstance(text, str)
+                else (text[0][:characters], text[1][:characters])
+                for text in texts
             ]
         encoded = self._tokenizer(
             texts, truncation=cut is not None, max_length=cut, padding=False, verbose=False
@@ -272,7 +276,7 @@ class VectorTokenizer:
 
     def _question(self, query: str, document: str, cut: int | None) -> TokenizedText:
         asked = f"<Instruct>: {_TASK}\n<Query>: {query}\n<Document>: {document}"
-        parts = [self._plain(each) for each in (_BEFORE, asked, _BEHIND)]
+        parts = [self._plain(text) for text in (_BEFORE, asked, _BEHIND)]
         if cut is not None:
             parts[1] = parts[1][: max(0, cut - len(parts[0]) - len(parts[2]))]
         return TokenizedText([token for part in parts for token in part])
@@ -297,9 +301,9 @@ class VectorTokenizer:
                     "prompt_name",
                 )
             return prompts[name]
-        for each in _ROLES.get(role or "", ()):
-            if each in prompts:
-                return prompts[each]
+        for item in _ROLES.get(role or "", ()):
+            if item in prompts:
+                return prompts[item]
         return prompts.get(self._recipe.default_prompt or "", "")
 
     def _check(self, text: TokenizedText, where: str, most: int, context: Context) -> None:
@@ -307,7 +311,9 @@ class VectorTokenizer:
             raise _invalid(f"The text {where} is empty: it has no token.", "inputs")
         if len(text.token_ids) > most:
             raise _too_long(where, str(len(text.token_ids)), most, context.note)
-        unknown = next((each for each in text.token_ids if each >= self._vocabulary), None)
+        unknown = next(
+            (token_id for token_id in text.token_ids if token_id >= self._vocabulary), None
+        )
         if unknown is not None:
             raise _invalid(
                 f"The input {where} has token id {unknown}; this model knows 0 to "

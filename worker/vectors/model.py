@@ -120,7 +120,7 @@ def _poolings(settings: Mapping[str, Any]) -> tuple[Pooling, ...]:
     names = [mode] if isinstance(mode, str) else mode
     if names is None:
         names = [new for old, new in _OLD_NAMES.items() if settings.get(old)]
-    unknown = [each for each in names if each not in _POOLINGS]
+    unknown = [name for name in names if name not in _POOLINGS]
     if unknown or not names:
         raise RecipeError(f"The model pools by {unknown or names}, which isn't supported.")
     return tuple(names)
@@ -129,7 +129,7 @@ def _poolings(settings: Mapping[str, Any]) -> tuple[Pooling, ...]:
 def _dimensions(config: Mapping[str, Any]) -> bool | tuple[int, ...]:
     """The `dimensions` of a recipe, by the keys that vLLM reads in config.json."""
     if isinstance(lengths := config.get("matryoshka_dimensions"), list):
-        return tuple(int(each) for each in lengths)
+        return tuple(int(length) for length in lengths)
     return bool(config.get("is_matryoshka"))
 
 
@@ -162,7 +162,7 @@ class VectorHead:
         """
         self.poolings: tuple[Pooling, ...] = recipe.poolings
         self.normalized = recipe.normalized
-        self._layers = [_read_layer(each) for each in recipe.dense]
+        self._layers = [_read_layer(path) for path in recipe.dense]
 
     def __call__(self, pooled: mx.array) -> mx.array:
         for weight, bias, activation in self._layers:
@@ -206,10 +206,10 @@ class YesHead:
 
 
 def _activation(name: str) -> Any:
-    found = _ACTIVATIONS.get(name.rpartition(".")[2])
-    if found is None:
+    activation = _ACTIVATIONS.get(name.rpartition(".")[2])
+    if activation is None:
         raise RecipeError(f"The activation {name} isn't supported.")
-    return found
+    return activation
 
 
 def _read_layer(folder: Path) -> tuple[mx.array, mx.array, Any]:
@@ -242,13 +242,13 @@ class Pool:
         """Take in the states of the next tokens, (texts, tokens, width)."""
         places = mx.arange(self._at, self._at + hidden.shape[1])[None, :]
         hidden = hidden.astype(mx.float32)
-        for each in dict.fromkeys(self._poolings):
-            new = self._part(each, hidden, places)
-            old = self._state.get(each)
+        for fromkey in dict.fromkeys(self._poolings):
+            new = self._part(fromkey, hidden, places)
+            old = self._state.get(fromkey)
             if old is None:
-                self._state[each] = new
+                self._state[fromkey] = new
             else:
-                self._state[each] = mx.maximum(old, new) if each == "max" else old + new
+                self._state[fromkey] = mx.maximum(old, new) if fromkey == "max" else old + new
         self._at += hidden.shape[1]
         mx.eval(list(self._state.values()))
 
@@ -256,9 +256,9 @@ class Pool:
         """The pooled states, (texts, width x poolings)."""
         counts = mx.maximum(self._ends - self._begins, 1)
         joined = []
-        for each in self._poolings:
-            value = self._state[each]
-            match each:
+        for pooling in self._poolings:
+            value = self._state[pooling]
+            match pooling:
                 case "mean":
                     value = value / counts
                 case "mean_sqrt_len_tokens":
@@ -336,7 +336,7 @@ class Decoder:
 
     def states(self, texts: PaddedTexts, caches: Any) -> mx.array:
         states: mx.array = self._backbone(texts.tokens, cache=caches)
-        mx.eval([each.state for each in caches])
+        mx.eval([cache.state for cache in caches])
         return states
 
 

@@ -42,13 +42,13 @@ class PictureInputs:
         return self.seen[-1].end
 
     def digests(self, first: int = 0, last: int | None = None) -> tuple[bytes, ...]:
-        return tuple(each.digest for each in self.seen[first:last])
+        return tuple(span.digest for span in self.seen[first:last])
 
     def before(self, tokens: int) -> int | None:
         """How many pictures are among the first `tokens` tokens; None: these end in a picture."""
-        if any(each.begin < tokens < each.end for each in self.seen):
+        if any(span.begin < tokens < span.end for span in self.seen):
             return None
-        return sum(each.end <= tokens for each in self.seen)
+        return sum(picture_span.end <= tokens for picture_span in self.seen)
 
     def arrays_from(self, first: int) -> dict[str, Any] | None:
         """The arrays of the pictures from number `first` on; None: no array tells which part is
@@ -58,17 +58,17 @@ class PictureInputs:
             return dict(self.arrays)
         grids = self.arrays.get(_GRIDS)
         pictures = len(self.seen)
-        patches = [] if grids is None else [math.prod(map(int, each)) for each in grids]
-        found = {}
-        for name, each in self.arrays.items():
-            length = len(each) if hasattr(each, "__len__") else 0
+        patches = [] if grids is None else [math.prod(map(int, grid)) for grid in grids]
+        divided = {}
+        for name, array in self.arrays.items():
+            length = len(array) if hasattr(array, "__len__") else 0
             if length == pictures:
-                found[name] = each[first:]
+                divided[name] = array[first:]
             elif len(patches) == pictures and length == sum(patches):
-                found[name] = each[sum(patches[:first]) :]
+                divided[name] = array[sum(patches[:first]) :]
             else:
                 return None
-        return found
+        return divided
 
 
 # Returns the stored result of pictures with these digests, or computes and stores the result.

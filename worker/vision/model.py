@@ -42,7 +42,7 @@ def load_vision(folder: Path) -> tuple[VisionModel, dict[str, Any], PictureProce
     """
     config = json.loads((folder / "config.json").read_text("utf-8"))
     kind = mlx_vlm.kind_of(config)
-    if not any(config.get(each) for each in _PARTS):
+    if not any(config.get(part) for part in _PARTS):
         raise NoVisionError(
             f"{folder / 'config.json'} has no vision_config, so this model of type {kind} has no "
             "part that looks at pictures: leave pictures out, or pull a variant that has one"

@@ -54,9 +54,9 @@ class PictureProcessor:
             made = mlx_vlm.inputs(self._processor, self._config, text, images)
         except Exception as error:
             raise UnusablePicturesError(str(error)) from error
-        arrays = {name: _numpy(each) for name, each in made.items() if each is not None}
+        arrays = {name: _numpy(item) for name, item in made.items() if item is not None}
         arrays.pop(_MASK, None)
-        token_ids = [int(each) for each in arrays.pop(_IDS)[0]]
+        token_ids = [int(item) for item in arrays.pop(_IDS)[0]]
         picture_token = mlx_vlm.picture_token(self._processor, self._config)
         seen = find_pictures(token_ids, picture_token, pictures)
         return token_ids, PictureInputs(arrays, len(token_ids), seen)
@@ -71,7 +71,7 @@ def decode_pictures(pictures: Sequence[Picture]) -> list[Image.Image]:
     Raises:
         UndecodablePictureError: a picture can't be decoded, or all have too many pixels together.
     """
-    opened = [_open(number, each) for number, each in enumerate(pictures)]
+    opened = [_open(number, picture) for number, picture in enumerate(pictures)]
     pixels = 0
     for number, image in enumerate(opened):
         pixels += image.width * image.height
@@ -145,8 +145,8 @@ def find_pictures(
         begin, end = (runs[0][0], runs[-1][1]) if runs else (0, len(token_ids))
         return (PictureSpan(begin, end, _digest(pictures, end - begin)),)
     return tuple(
-        PictureSpan(begin, end, _digest([each], end - begin))
-        for (begin, end), each in zip(runs, pictures, strict=True)
+        PictureSpan(begin, end, _digest([picture], end - begin))
+        for (begin, end), picture in zip(runs, pictures, strict=True)
     )
 
 
@@ -155,9 +155,9 @@ def _digest(pictures: Sequence[Picture], tokens: int) -> bytes:
     there are many.
     """
     digest = hashlib.blake2b(tokens.to_bytes(8, "little"), digest_size=_DIGEST_BYTES)
-    for each in pictures:
-        digest.update(len(each.data).to_bytes(8, "little"))
-        digest.update(each.data)
+    for picture in pictures:
+        digest.update(len(picture.data).to_bytes(8, "little"))
+        digest.update(picture.data)
     return digest.digest()
 
 
@@ -165,10 +165,10 @@ def _parts(message: ChatMessage) -> list[dict[str, str]]:
     """A message's text and pictures as a list, in the form of Hugging Face's templates."""
     parts: list[dict[str, str]] = []
     done = 0
-    for each in message.pictures:
-        parts += _text(message.content[done : each.at])
+    for picture in message.pictures:
+        parts += _text(message.content[done : picture.at])
         parts.append({"type": "image"})
-        done = each.at
+        done = picture.at
     return parts + _text(message.content[done:])
 
 

@@ -55,7 +55,7 @@ class EmbeddedPrompt:
         self._unembedded = length - embeddings.shape[1]
         self._beside = beside
         # The answer needs the shift even if caches have the whole prompt, from another sequence.
-        self._after = {name: each for name, each in beside.items() if name == SHIFT}
+        self._after = {name: item for name, item in beside.items() if name == SHIFT}
         mx.eval(embeddings)
         self.whole = whole
         self.shift = int(beside[SHIFT].item()) if SHIFT in beside else None
@@ -95,13 +95,13 @@ class EmbeddedPrompt:
             return None
         language: Any = type(model.language_model)
         given = {
-            name: each
-            for name, each in made.items()
+            name: item
+            for name, item in made.items()
             if name not in arrays and mlx_vlm.reads(language, name)
         }
         if given.keys() - {*_ALIGNED, _OF_PICTURES, SHIFT}:
             return None
-        beside = {name: each for name, each in made.items() if name in arrays or name in given}
+        beside = {name: item for name, item in made.items() if name in arrays or name in given}
         for name in _ALIGNED.keys() & given.keys():
             # Models cut these by the offset of the caches.
             beside[name] = _behind(given[name], _ALIGNED[name], seen_tokens)
@@ -119,7 +119,7 @@ class EmbeddedPrompt:
         parts = []
         if self.shift is not None:
             shift_row(cache, self.shift)
-        layers = [each for each in cache if not isinstance(each, RowShifts)]
+        layers = [item for item in cache if not isinstance(item, RowShifts)]
         if inside:
             parts.append(self._compute_prompt(tokens[:, :inside], begin, layers))
         if inside < count:
@@ -158,8 +158,8 @@ class EmbeddedPrompt:
         if not self.whole:
             return beside
         # A second call has only the last token, and needs no array of the prompt's length.
-        aligned = [name for name, each in beside.items() if _is_aligned(each, self._length)]
-        rest = {name: each for name, each in beside.items() if name not in aligned}
+        aligned = [name for name, item in beside.items() if _is_aligned(item, self._length)]
+        rest = {name: item for name, item in beside.items() if name not in aligned}
         return rest if begin else rest | {name: beside[name][:, :end] for name in aligned}
 
 
@@ -168,20 +168,20 @@ def _embed(model: Any, tokens: mx.array, arrays: dict[str, Any]) -> tuple[mx.arr
     them.
     """
     pixels = arrays.get(_PIXELS)
-    arrays = {name: each for name, each in arrays.items() if name != _PIXELS}
+    arrays = {name: array for name, array in arrays.items() if name != _PIXELS}
     embedded = model.get_input_embeddings(
         tokens, pixels, mask=mx.ones_like(tokens), **arrays
     ).to_dict()
     embeddings: mx.array = embedded.pop(_EMBEDDINGS)
-    given = {name: each for name, each in embedded.items() if each is not None}
+    given = {name: item for name, item in embedded.items() if item is not None}
     return embeddings, {**arrays, **given}
 
 
 def _in_mlx(arrays: Any) -> dict[str, Any]:
     """The arrays of pictures, with MLX's arrays in place of numpy's."""
     return {
-        name: mx.array(each) if isinstance(each, np.ndarray) else each
-        for name, each in arrays.items()
+        name: mx.array(array) if isinstance(array, np.ndarray) else array
+        for name, array in arrays.items()
     }
 
 

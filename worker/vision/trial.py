@@ -56,9 +56,9 @@ def _agrees(model: Any) -> bool:
         DecodingRow(row, list(prompt), len(_GUESSES) + 2, frozenset())
         for row, prompt in enumerate(_PROMPTS)
     ]
-    for each in batch:
-        if isinstance(each, RowShifts):
-            each.set(_SHIFTS)
+    for shifts in batch:
+        if isinstance(shifts, RowShifts):
+            shifts.set(_SHIFTS)
     rows.start(begun, batch)
     rows.next()
     narrow, wide = recorder.seen
@@ -80,17 +80,17 @@ def _agrees(model: Any) -> bool:
 
 def _compute_prompts(model: Any) -> tuple[mx.array, list[Any]]:
     """The logits of both prompts without their last tokens, computed together, and the caches."""
-    lengths = [len(each) - 1 for each in _PROMPTS]
+    lengths = [len(prompt) - 1 for prompt in _PROMPTS]
     width = max(lengths)
-    batch = [type(each).merge([each, again]) for each, again in _pairs(model)]
-    padding = [width - each for each in lengths]
-    for each in batch:
-        each.prepare(lengths=lengths, right_padding=padding)
-    tokens = mx.array([[*each[:-1], *[0] * (width - len(each) + 1)] for each in _PROMPTS])
+    batch = [type(item).merge([item, again]) for item, again in _pairs(model)]
+    padding = [width - length for length in lengths]
+    for item in batch:
+        item.prepare(lengths=lengths, right_padding=padding)
+    tokens = mx.array([[*pair[:-1], *[0] * (width - len(pair) + 1)] for pair in _PROMPTS])
     logits = model(tokens, cache=batch)
-    mx.eval(logits, [each.state for each in batch])
-    for each in batch:
-        each.finalize()
+    mx.eval(logits, [item.state for item in batch])
+    for item in batch:
+        item.finalize()
     return logits, batch
 
 
@@ -106,7 +106,7 @@ def _compute_alone(
     """
     caches = make_caches(model)
     token_ids = [*prompt, *following]
-    if not shift or not any(isinstance(each, RowShifts) for each in caches):
+    if not shift or not any(isinstance(cache, RowShifts) for cache in caches):
         logits: mx.array = model.start_prompt(token_ids, None, 0)(
             mx.array([token_ids]), cache=caches
         )
@@ -120,16 +120,16 @@ def _compute_alone(
 
 def _shifts_count(model: Any) -> bool:
     """Whether a shift changes what the model computes, if it takes shifts."""
-    if not any(isinstance(each, RowShifts) for each in make_caches(model)):
+    if not any(isinstance(cache, RowShifts) for cache in make_caches(model)):
         return True
-    found = [_compute_alone(model, _PROMPTS[1], _GUESSES, each) for each in _SHIFTS]
-    return not _alike(*found)
+    logits = [_compute_alone(model, _PROMPTS[1], _GUESSES, shift) for shift in _SHIFTS]
+    return not _alike(*logits)
 
 
 def _alike(one: mx.array, other: mx.array) -> bool:
     """Whether logits or log probabilities, (tokens, vocabulary), tell the same."""
     share = max(_LEAST_ROUNDING, _ROUNDING * mx.finfo(other.dtype).eps)
-    one, other = (_centred(each) for each in (one, other))
+    one, other = (_centred(array) for array in (one, other))
     difference = mx.linalg.norm(one - other)
     return bool((difference <= share * mx.linalg.norm(other)).item())
 

@@ -166,8 +166,8 @@ def _gather(value: Any, texts: list[str]) -> list[str]:
     if isinstance(value, str) and value:
         texts.append(value)
     elif isinstance(value, list):
-        for each in value:
-            _gather(each, texts)
+        for item in value:
+            _gather(item, texts)
     elif isinstance(value, dict):
         # Only in a source of type text is `data` a text.
         data = ("data",) if value.get("type") == "text" else ()

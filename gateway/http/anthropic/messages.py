@@ -82,12 +82,12 @@ class AnthropicToolChoice(Struct):
 
 def deferred(tools: Iterable[ToolDefinition]) -> dict[str, FunctionBody]:
     """The functions of the deferred tools, by name."""
-    return {each.name: each.function for each in tools if each.is_own and each.defer_loading}
+    return {tool.name: tool.function for tool in tools if tool.is_own and tool.defer_loading}
 
 
 def foreign_types(tools: Iterable[ToolDefinition]) -> set[str]:
     """The types of Anthropic's server tools among `tools`. Server tools can't run here."""
-    return {named(each.type or "", "tool") for each in tools if not each.is_own}
+    return {named(tool.type or "", "tool") for tool in tools if not tool.is_own}
 
 
 def callable_tools(
@@ -99,14 +99,14 @@ def callable_tools(
     Raises:
         Refusal: a name or a schema is invalid, or the choice names a tool that is left out.
     """
-    clients = [each for each in tools if each.is_own]
-    offered = [each for each in clients if not each.defer_loading or each.name in referred]
+    clients = [tool for tool in tools if tool.is_own]
+    offered = [client for client in clients if not client.defer_loading or client.name in referred]
     parallel = choice is None or not choice.disable_parallel_tool_use
-    foreign = {each.name for each in tools if not each.is_own}
+    foreign = {definition.name for definition in tools if not definition.is_own}
     if choice is not None and (choice.name in foreign or (foreign and not clients)):
         choice = None
     return tools_of(
-        [ToolBody(each.function, "function") for each in offered],
+        [ToolBody(tool_definition.function, "function") for tool_definition in offered],
         _choice(choice),
         parallel=parallel,
         mentioned=deferred(offered),

@@ -271,16 +271,17 @@ def constraint_of(body: StructuredBody) -> Constraint | None:
         "guided_choice": body.guided_choice and _choice(body.guided_choice),
         "guided_grammar": body.guided_grammar and Constraint("grammar", body.guided_grammar),
     }
-    asked = [(name, each) for name, each in constraints.items() if each]
+    asked = [(name, constraint) for name, constraint in constraints.items() if constraint]
     if len(asked) > 1:
         raise invalid(f"{asked[0][0]} and {asked[1][0]}: send one of them.", asked[1][0])
-    for name, each in asked:
-        if len(each.source) > _MOST_CHARACTERS:
+    for name, constraint in asked:
+        if len(constraint.source) > _MOST_CHARACTERS:
             raise invalid(
-                f"{name} has {len(each.source):,} characters, of {_MOST_CHARACTERS:,} at most.",
+                f"{name} has {len(constraint.source):,} characters, of {_MOST_CHARACTERS:,} "
+                "at most.",
                 name,
             )
-        return each
+        return constraint
     return None
 
 
@@ -322,7 +323,7 @@ def _of_outputs(body: StructuredOutputs | None) -> Constraint | None:
         Constraint("grammar", body.grammar) if body.grammar else None,
         Constraint("json_object") if body.json_object else None,
     ]
-    asked = [each for each in constraints if each is not None]
+    asked = [constraint for constraint in constraints if constraint is not None]
     if len(asked) != 1:
         raise invalid(
             "structured_outputs: send one of json, regex, choice, grammar and json_object.",

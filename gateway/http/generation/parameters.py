@@ -325,18 +325,24 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
 
 def parameters_at(place: Place, fate: Fate) -> tuple[Parameter, ...]:
     """The parameters with this fate at a place."""
-    return tuple(each for each in PARAMETERS if place in each.places and each.fate == fate)
+    return tuple(
+        parameter
+        for parameter in PARAMETERS
+        if place in parameter.places and parameter.fate == fate
+    )
 
 
 def printed() -> Iterator[str]:
     """The lines of the table in docs/parameters.md."""
     yield "| in | parameter | | neutral values, or why |"
     yield "| --- | --- | --- | --- |"
-    for each in PARAMETERS:
-        place = ", ".join(f"`{PLACES[place]}`" for place in each.places)
-        values = ", ".join(f"`{msgspec.json.encode(value).decode()}`" for value in each.neutral)
-        words = "; ".join(filter(None, (values, each.note)))
-        yield f"| {place} | `{each.name}` | {each.fate} | {words} |"
+    for parameter in PARAMETERS:
+        place = ", ".join(f"`{PLACES[place]}`" for place in parameter.places)
+        values = ", ".join(
+            f"`{msgspec.json.encode(value).decode()}`" for value in parameter.neutral
+        )
+        words = "; ".join(filter(None, (values, parameter.note)))
+        yield f"| {place} | `{parameter.name}` | {parameter.fate} | {words} |"
 
 
 if __name__ == "__main__":
@@ -358,7 +364,7 @@ def refusing(place: Place) -> Callable[[type[Kind]], type[Kind]]:
         extended: type[Any] = msgspec.defstruct(
             kind.__name__,
             # The values stay raw text, since a refused value may be megabytes of lists.
-            [(each.name, _kind(each), ABSENT) for each in _REFUSED[place]],
+            [(parameter.name, _kind(parameter), ABSENT) for parameter in _REFUSED[place]],
             bases=(kind,),
             module=kind.__module__,
             namespace={"__doc__": kind.__doc__},
@@ -398,7 +404,7 @@ def _neutral(parameter: Parameter, text: Raw) -> bool:
         value = msgspec.json.decode(text)
     except msgspec.DecodeError:
         return False
-    return value is None or any(_same(value, each) for each in parameter.neutral)
+    return value is None or any(_same(value, item) for item in parameter.neutral)
 
 
 def _same(value: object, neutral: object) -> bool:

@@ -125,8 +125,8 @@ def read_file(path: Path, folders: Sequence[str], most_bytes: int) -> bytes:
 
 
 def _check_inside(resolved: Path, folders: Sequence[str]) -> None:
-    for each in folders:
-        folder = expand_home(each)
+    for text in folders:
+        folder = expand_home(text)
         if folder.is_absolute() and resolved.is_relative_to(folder.resolve()):
             return
     raise PictureError(_NOT_THERE)
@@ -189,9 +189,9 @@ class PictureReader:
             if self._fetch is None:
                 # Importing an HTTP client takes a tenth of a second, and few installations need
                 # one.
-                from gateway.http.generation.remote_pictures import Remote
+                from gateway.http.generation.remote_pictures import RemotePictures
 
-                self._fetch = Remote().fetch
+                self._fetch = RemotePictures().fetch
             return await self._fetch(url, most_bytes, deadline_s)
         if scheme not in ("", FILE_SCHEME) and not url.startswith("/"):
             raise PictureError("send a data URL, as data:image/png;base64,iVBOR...")

@@ -34,8 +34,8 @@ Network = IPv4Network | IPv6Network
 # The special-purpose addresses of IANA's registries (RFC 6890) in July 2026, and multicast. The
 # table in Python differs from version to version, and lacks 6to4 and the prefixes of translators.
 _SPECIAL_IPV4: Final = tuple(
-    IPv4Network(each)
-    for each in (
+    IPv4Network(text)
+    for text in (
         "0.0.0.0/8",
         "10.0.0.0/8",
         "100.64.0.0/10",
@@ -57,8 +57,8 @@ _SPECIAL_IPV4: Final = tuple(
 # translators (RFC 8215).
 _UNICAST: Final = IPv6Network("2000::/3")
 _SPECIAL_IPV6: Final = tuple(
-    IPv6Network(each)
-    for each in (
+    IPv6Network(text)
+    for text in (
         "2001::/23",  # Protocols, with Teredo (RFC 4380), benchmarks and ORCHID among them.
         "2001:db8::/32",
         "2002::/16",  # 6to4 (RFC 3056): leads to any IPv4 address.
@@ -86,22 +86,24 @@ def is_public(text: str, excluded: Collection[Network] = ()) -> bool:
             return False
         if (inner := _inside(address)) is not None:
             return is_public(str(inner), excluded)
-        special = address not in _UNICAST or any(address in each for each in _SPECIAL_IPV6)
+        special = address not in _UNICAST or any(address in network for network in _SPECIAL_IPV6)
     else:
-        special = any(address in each for each in _SPECIAL_IPV4)
-    return not special and not any(address in each for each in excluded)
+        special = any(address in ipv4_network for ipv4_network in _SPECIAL_IPV4)
+    return not special and not any(address in item for item in excluded)
 
 
 def own_networks() -> list[Network]:
     """The networks of this machine's interfaces. Machines in these may have public addresses."""
     networks: list[Network] = []
     for interface in psutil.net_if_addrs().values():
-        for each in interface:
+        for snicaddr in interface:
             try:
-                address = ip_interface(each.address.partition("%")[0])
+                address = ip_interface(snicaddr.address.partition("%")[0])
             except ValueError:
                 continue  # A hardware address.
-            networks.append(ip_network((address.ip, _length(each.netmask, address.version)), False))
+            networks.append(
+                ip_network((address.ip, _length(snicaddr.netmask, address.version)), False)
+            )
     return networks
 
 
@@ -128,7 +130,7 @@ _LAST_PORT: Final = 65_535
 _AGENT: Final = "bulkhead"
 
 
-class Remote:
+class RemotePictures:
     """Fetches pictures, a bounded number at a time."""
 
     def __init__(self, may_call: Callable[[str], bool] = may_call) -> None:
@@ -189,7 +191,7 @@ class Remote:
 
         def look_up() -> str | None:
             infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            addresses = [str(each[4][0]) for each in infos]
+            addresses = [str(info[4][0]) for info in infos]
             return addresses[0] if addresses and all(map(self._may_call, addresses)) else None
 
         address_called = await self._lane.run(look_up, _LOOKUP_S, "the lookup of names")
@@ -213,7 +215,7 @@ def _parsed(url: str, base: str = "") -> httpx.URL:
     if address.userinfo:
         raise PictureError("it has a user name or a password, which the gateway doesn't send")
     labels = address.raw_host.removesuffix(b".").split(b".")
-    if not all(0 < len(each) <= _LONGEST_LABEL for each in labels):
+    if not all(0 < len(label) <= _LONGEST_LABEL for label in labels):
         raise PictureError(
             f"{host!r} is no name of a machine: between its dots stand 1 to {_LONGEST_LABEL} "
             "characters"

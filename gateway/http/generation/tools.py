@@ -100,12 +100,12 @@ def tools_of(
             return None
         raise invalid("tool_choice: there are no tools to choose from: send tools.", "tool_choice")
     _check_amount(bodies)
-    names = [_name(index, each) for index, each in enumerate(bodies)]
-    for index, each in enumerate(bodies):
-        _check_schema(f"tools[{index}].function.parameters", each.function.parameters)
+    names = [_name(index, body) for index, body in enumerate(bodies)]
+    for index, body in enumerate(bodies):
+        _check_schema(f"tools[{index}].function.parameters", body.function.parameters)
     mode, name, allowed = _choice(choice, names)
     last = dict(zip(names, bodies, strict=True))
-    offered = [each for name, each in last.items() if name in allowed]
+    offered = [tool for name, tool in last.items() if name in allowed]
     return Tools(
         definitions=_definitions(e for e in offered if e.function.name not in mentioned),
         mentioned=_definitions(e for e in offered if e.function.name in mentioned),
@@ -123,7 +123,7 @@ def replaced(names: Iterable[str]) -> set[str]:
 
 
 def _definitions(bodies: Iterable[ToolBody]) -> str:
-    tools = [{"function": template_function(each.function), "type": each.type} for each in bodies]
+    tools = [{"function": template_function(body.function), "type": body.type} for body in bodies]
     return msgspec.json.encode(tools).decode()
 
 
@@ -132,7 +132,7 @@ def _check_amount(bodies: Sequence[ToolBody]) -> None:
         raise invalid(
             f"tools has {len(bodies):,} functions, of {_MOST_FUNCTIONS:,} at most.", "tools"
         )
-    schema_bytes = sum(len(bytes(each.function.parameters)) for each in bodies)
+    schema_bytes = sum(len(bytes(body.function.parameters)) for body in bodies)
     if schema_bytes > _MOST_SCHEMA_BYTES:
         raise invalid(
             f"tools: the parameters of all functions take {schema_bytes:,} bytes, of "
@@ -181,7 +181,7 @@ def _choice(
             _check_known([name], everything)
             return "required", name, everything
         case ChosenTool("allowed_tools", _, AllowedTools(mode, tools)):
-            allowed = [each.function.name for each in tools]
+            allowed = [tool.function.name for tool in tools]
             _check_known(allowed, everything)
             return mode, None, set(allowed)
     raise invalid(
@@ -191,7 +191,7 @@ def _choice(
 
 
 def _check_known(names: list[str], known: set[str]) -> None:
-    unknown = next((each for each in names if each not in known), None)
+    unknown = next((name for name in names if name not in known), None)
     if not names:
         raise invalid(
             "tool_choice: allowed_tools names no function that runs here: name one of tools, or "

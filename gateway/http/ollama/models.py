@@ -97,8 +97,8 @@ class ModelFileReader:
 
 def _read(source: str, known: ModelFiles | None) -> ModelFiles:
     folder = find_folder(source)
-    files = sorted(each for each in folder.iterdir() if each.is_file())
-    states = [(each.name, each.stat()) for each in files]
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    states = [(file.name, file.stat()) for file in files]
     listed = json.dumps([(name, state.st_size, state.st_mtime_ns) for name, state in states])
     digest = hashlib.sha256(listed.encode()).hexdigest()
     if known is not None and known.digest == digest:
@@ -140,7 +140,7 @@ def _count(files: list[Path], bits: int | None) -> tuple[int, str]:
             if bits and kind == "U32":
                 count = count * _BITS_OF_WORD // bits
             kinds[kind] = kinds.get(kind, 0) + count
-    most = max(kinds, key=lambda each: kinds[each], default="")
+    most = max(kinds, key=lambda item: kinds[item], default="")
     return sum(kinds.values()), most
 
 
@@ -239,17 +239,17 @@ class Shown(Struct):
 
 def _offered(fleet: Fleet, caller: Caller) -> list[ModelSupervisor]:
     """The models that answer on Ollama's paths."""
-    return [each for each in fleet.roster.visible(caller) if not each.model.is_command]
+    return [model for model in fleet.roster.visible(caller) if not model.model.is_command]
 
 
 @model_routes.get("/api/tags", Operation("The models", answer=TagList, reads=True))
 async def tags(request: HttpRequest) -> Response:
     fleet: Fleet = request.app.state.fleet
     supervisors = _offered(fleet, caller_of(request))
-    facts = await asyncio.gather(*(_files(request, each) for each in supervisors))
-    listed = [_tagged(each, files) for each, files in zip(supervisors, facts, strict=True)]
+    facts = await asyncio.gather(*(_files(request, supervisor) for supervisor in supervisors))
+    listed = [_tagged(model, files) for model, files in zip(supervisors, facts, strict=True)]
     ways = fleet.upstreams.visible(caller_of(request))
-    listed += [_tagged_there(each) for each in ways if each.upstream.of_bulkhead]
+    listed += [_tagged_there(way) for way in ways if way.upstream.of_bulkhead]
     return json_response(TagList(listed))
 
 
@@ -259,10 +259,10 @@ async def tags(request: HttpRequest) -> Response:
 async def running(request: HttpRequest) -> Response:
     fleet: Fleet = request.app.state.fleet
     offered = _offered(fleet, caller_of(request))
-    loaded = [each for each in offered if each.state in (State.READY, State.DRAINING)]
-    facts = await asyncio.gather(*(_files(request, each) for each in loaded))
+    loaded = [model for model in offered if model.state in (State.READY, State.DRAINING)]
+    facts = await asyncio.gather(*(_files(request, model) for model in loaded))
     return json_response(
-        RunningList([_running(each, files) for each, files in zip(loaded, facts, strict=True)])
+        RunningList([_running(model, files) for model, files in zip(loaded, facts, strict=True)])
     )
 
 

@@ -122,7 +122,7 @@ class OllamaFormat:
         if tokens := tokens_of(piece.parts):
             contents = contents or [OllamaContent()]
             contents[0].logprobs = chat_logprobs(tokens).content
-        return b"".join(self._json(each) + b"\n" for each in contents)
+        return b"".join(self._json(content) + b"\n" for content in contents)
 
     def closing(self, usage: Usage) -> bytes:
         reason = self._request.finish_reason or "stop"
@@ -134,10 +134,10 @@ class OllamaFormat:
             calls=[], logprobs=chat_logprobs(tokens_of(choice.parts)).content
         )
         for part in choice.parts:
-            for each in self._contents(part):
-                _add(everything, each)
-        for each in self._whole_call():
-            _add(everything, each)
+            for content in self._contents(part):
+                _add(everything, content)
+        for content in self._whole_call():
+            _add(everything, content)
         return self._json(everything, self._figures(usage, choice.finish_reason))
 
     def _contents(self, part: AnswerPart) -> list[OllamaContent]:

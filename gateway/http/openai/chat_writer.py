@@ -58,19 +58,19 @@ class CompletionLogprobs(Struct):
 
 def tokens_of(parts: Sequence[AnswerPart]) -> tuple[TokenLogprob, ...]:
     """The tokens of all parts with log probabilities, in order."""
-    return tuple(each for part in parts if isinstance(part, Logprobs) for each in part.tokens)
+    return tuple(token for part in parts if isinstance(part, Logprobs) for token in part.tokens)
 
 
 def chat_logprobs(tokens: Sequence[TokenLogprob]) -> ChatLogprobs:
     return ChatLogprobs(
         [
             TokenLogprobBody(
-                _text(each.text),
-                each.logprob,
-                list(each.text),
-                [TopLogprobBody(_text(t.text), t.logprob, list(t.text)) for t in each.top],
+                _text(token.text),
+                token.logprob,
+                list(token.text),
+                [TopLogprobBody(_text(t.text), t.logprob, list(t.text)) for t in token.top],
             )
-            for each in tokens
+            for token in tokens
         ]
     )
 
@@ -79,15 +79,15 @@ def completion_logprobs(
     tokens: Sequence[TokenLogprob | PromptToken], offset: int
 ) -> CompletionLogprobs:
     """`offset` is the text offset of the first token, in characters."""
-    texts = [_text(each.text) for each in tokens]
+    texts = [_text(token.text) for token in tokens]
     offsets = []
     for text in texts:
         offsets.append(offset)
         offset += len(text)
     return CompletionLogprobs(
         texts,
-        [each.logprob for each in tokens],
-        [{_text(t.text): t.logprob for t in each.top} or None for each in tokens],
+        [token.logprob for token in tokens],
+        [{_text(t.text): t.logprob for t in token.top} or None for token in tokens],
         offsets,
     )
 
@@ -97,7 +97,7 @@ def _text(token: bytes) -> str:
     try:
         return token.decode()
     except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{each:02x}" for each in token)
+        return "bytes:" + "".join(f"\\x{number:02x}" for number in token)
 
 
 class PromptTokensDetails(Struct):
@@ -255,14 +255,14 @@ class ChatFormat:
                 lambda mark: self._event([ChatChunkChoice(index, ChatChunkDelta(content=mark))]),
             )
         deltas = [delta for part in piece.parts if (delta := self._delta(index, part)) is not None]
-        choices = [ChatChunkChoice(index, each) for each in deltas]
+        choices = [ChatChunkChoice(index, chat_chunk_delta) for chat_chunk_delta in deltas]
         if tokens := tokens_of(piece.parts):
             # The text of these tokens may come in an earlier or a later piece.
             choices = choices or [ChatChunkChoice(index, ChatChunkDelta(content=""))]
             choices[0].logprobs = chat_logprobs(tokens)
         if piece.finish_reason is not None:
             choices.append(ChatChunkChoice(index, ChatChunkDelta(), None, piece.finish_reason))
-        return b"".join(self._event([each]) for each in choices)
+        return b"".join(self._event([choice]) for choice in choices)
 
     def closing(self, usage: Usage) -> bytes:
         events = self._event([], CompletionUsage.of(usage)) if self._form.include_usage else b""
@@ -276,7 +276,7 @@ class ChatFormat:
                 self._form.created,
                 self._form.model_id,
                 system_fingerprint(self._request),
-                [self._choice(index, each) for index, each in enumerate(choices)],
+                [self._choice(index, choice) for index, choice in enumerate(choices)],
                 CompletionUsage.of(usage),
             )
         )

@@ -98,12 +98,12 @@ def parse_inputs(raw: Raw, param: str, most: int) -> list[Input]:
             return [TextPrompt(msgspec.json.decode(text, type=str))]
         if inner.startswith(b'"'):
             _check_number(count_strings(text, most), param, most)
-            return [TextPrompt(each) for each in msgspec.json.decode(text, type=list[str])]
+            return [TextPrompt(item) for item in msgspec.json.decode(text, type=list[str])]
         if inner.startswith(b"["):
             _check_number(text.count(b"[") - 1, param, most)
             _check_tokens(text, param)
             lists = with_whole_numbers(text, list[list[int]])
-            return [_tokens(each, param) for each in lists]
+            return [_tokens(values, param) for values in lists]
         if inner and not inner.startswith(b"]"):
             _check_tokens(text, param)
             return [_tokens(with_whole_numbers(text, list[int]), param)]
@@ -296,14 +296,14 @@ class CompletionFormat:
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         wanted = [
-            each
+            choice
             for begin in range(0, len(choices), self._answers)
-            for each in self._best(choices[begin : begin + self._answers])
+            for choice in self._best(choices[begin : begin + self._answers])
         ]
         return self._json(
             [
-                self._choice(index, each.parts, each.finish_reason)
-                for index, each in enumerate(wanted)
+                self._choice(index, choice.parts, choice.finish_reason)
+                for index, choice in enumerate(wanted)
             ],
             CompletionUsage.of(usage),
         )
@@ -363,4 +363,4 @@ class CompletionFormat:
 
 def _mean_logprob(choice: Choice) -> float:
     tokens = tokens_of(choice.parts)
-    return sum(each.logprob for each in tokens) / max(1, len(tokens))
+    return sum(token.logprob for token in tokens) / max(1, len(tokens))

@@ -94,12 +94,12 @@ async def input_items(request: HttpRequest) -> Response:
     if newest_first:
         items.reverse()
     if (after := request.query_params.get("after")) is not None:
-        places = [place for place, each in enumerate(items) if each.id == after]
+        places = [place for place, item in enumerate(items) if item.id == after]
         if not places:
             raise invalid(f"after: there is no item {after[:100]!r} in this response.", "after")
         items = items[places[0] + 1 :]
     page = items[:count]
-    return json_listing(page, [each.id for each in page], has_more=len(items) > count)
+    return json_listing(page, [item_body.id for item_body in page], has_more=len(items) > count)
 
 
 @routes.post(

@@ -203,7 +203,7 @@ def _choice(body: ResponseBody, meanings: Sequence[CallMeaning]) -> ToolChoiceBo
     each tool of the body, runs at OpenAI.
     """
     choice = body.choice
-    elsewhere = {each.type for each in body.tools or () if not runs_here(each)}
+    elsewhere = {tool.type for tool in body.tools or () if not runs_here(tool)}
     match choice:
         case "required" if elsewhere and not meanings:
             return None
@@ -213,7 +213,7 @@ def _choice(body: ResponseBody, meanings: Sequence[CallMeaning]) -> ToolChoiceBo
             return choice
         case ResponseToolChoice("allowed_tools", _, mode, list() as asked):
             names = _named(asked, meanings)
-            allowed = [AllowedTool(NamedFunction(each), "function") for each in names]
+            allowed = [AllowedTool(NamedFunction(name), "function") for name in names]
             return ChosenTool("allowed_tools", allowed_tools=AllowedTools(mode or "auto", allowed))
         case ResponseToolChoice() if named := _named(
             [NamedTool(choice.type, choice.name)], meanings
@@ -229,9 +229,9 @@ def _choice(body: ResponseBody, meanings: Sequence[CallMeaning]) -> ToolChoiceBo
 def _named(asked: Sequence[NamedTool], meanings: Sequence[CallMeaning]) -> list[str]:
     """The model's names for the tools in `asked`. Tools that run at OpenAI are left out."""
     names = []
-    for each in asked:
-        if each.type in get_args(Kind):
-            name = each.name or each.type
+    for tool in asked:
+        if tool.type in get_args(Kind):
+            name = tool.name or tool.type
             same = (function_name(m.namespace, m.name) for m in meanings if m.name == name)
             names.append(next(same, name))
     return names

@@ -256,7 +256,7 @@ def _tool_choice(body: ResponseBody) -> Raw:
 
 def shown_tools(body: ResponseBody) -> Raw:
     """The tools of a body as the response shows them. Tools that run at OpenAI are left out."""
-    return _raw([_shown(each) for each in body.tools or () if runs_here(each)])
+    return _raw([_shown(tool) for tool in body.tools or () if runs_here(tool)])
 
 
 def _shown(tool: Tool) -> dict[str, Any]:
@@ -269,7 +269,7 @@ def _shown(tool: Tool) -> dict[str, Any]:
             asked = tool.format if given(tool.format) else {"type": "text"}
             shown |= {"description": tool.description or "", "format": asked}
         case "namespace":
-            members = [_shown(each) for each in tool.tools or () if runs_here(each)]
+            members = [_shown(item) for item in tool.tools or () if runs_here(item)]
             shown |= {"description": tool.description or "", "tools": members}
         case "tool_search":
             return {**shown, "execution": "client", "parameters": tool.parameters}
@@ -358,7 +358,7 @@ def _input(arguments: str) -> str | None:
     except (ValueError, RecursionError):
         return None
     if isinstance(value, dict):
-        texts = [each for each in value.values() if isinstance(each, str)]
+        texts = [text for text in value.values() if isinstance(text, str)]
         if isinstance(value.get("input"), str):
             return str(value["input"])
         if len(value) == len(texts) == 1:

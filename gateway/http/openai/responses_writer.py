@@ -131,7 +131,7 @@ class ResponseFormat:
         for place, part in enumerate(piece.parts):
             mine: list[TokenLogprobBody] = []
             if isinstance(part, Text) and not any(
-                isinstance(each, Text) for each in piece.parts[place + 1 :]
+                isinstance(part, Text) for part in piece.parts[place + 1 :]
             ):
                 mine, tokens = tokens, []
             events += self._part(part, mine)

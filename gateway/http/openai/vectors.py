@@ -310,7 +310,7 @@ def _texts(raw: Raw) -> list[str]:
             f"{str(error)[:_LONGEST_REASON]}.",
             "documents",
         ) from error
-    return [each if isinstance(each, str) else each.text for each in documents]
+    return [document if isinstance(document, str) else document.text for document in documents]
 
 
 def _results(

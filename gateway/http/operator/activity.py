@@ -198,7 +198,7 @@ _BETWEEN_S: Final = 0.1
 _MOST_REQUESTS: Final = 100
 
 
-class Snapshot(Struct):
+class PageSnapshot(Struct):
     """`requests` are the first requests of each model, and `finished` counts the requests that have
     finished. `reads`: the key only reads.
     """
@@ -225,7 +225,7 @@ async def live(request: HttpRequest) -> Response:
     def write(messages: bytes) -> bytes:
         status = status_for(caller, fleet, reloader.present)
         present = _request_statuses(fleet, _MOST_REQUESTS)
-        data = msgspec.json.encode(Snapshot(status, present, finished.count, caller.reads))
+        data = msgspec.json.encode(PageSnapshot(status, present, finished.count, caller.reads))
         return b"%sevent: snapshot\ndata: %s\n\n" % (messages, data)
 
     return _stream(request, write, recent=0, wait_s=_EVERY_S - _BETWEEN_S, pause_s=_BETWEEN_S)

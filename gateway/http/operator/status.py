@@ -60,7 +60,7 @@ routes = Routes("probes", key=NeededKey.NOTHING)
 
 def gateway_status(fleet: Fleet, configuration: Configuration) -> Status:
     file = configuration.file
-    models = [model_status(each, fleet) for each in fleet.roster.configured.values()]
+    models = [model_status(model, fleet) for model in fleet.roster.configured.values()]
     return Status(
         version=VERSION,
         pid=os.getpid(),
@@ -69,11 +69,11 @@ def gateway_status(fleet: Fleet, configuration: Configuration) -> Status:
         reason=fleet.caution,
         config=ConfigStatus(None if file is None else str(file.absolute()), configuration.digest),
         memory=_memory_status(fleet),
-        prompt_cache=_together([each.prompt_cache for each in models], fleet),
+        prompt_cache=_together([model.prompt_cache for model in models], fleet),
         models=models,
         hosts=[_host_status(host) for host in fleet.hosts.by_name.values()],
-        groups=[_group_status(each, fleet) for each in fleet.scheduler.ledger.groups.all],
-        upstreams=[_upstream_status(each) for each in fleet.upstreams.by_name.values()],
+        groups=[_group_status(group, fleet) for group in fleet.scheduler.ledger.groups.all],
+        upstreams=[_upstream_status(upstream) for upstream in fleet.upstreams.by_name.values()],
         instance=fleet.upstreams.instance,
     )
 
@@ -132,7 +132,7 @@ def _host_status(host: SshHost) -> HostStatus:
 
 def _group_status(group: Group, fleet: Fleet) -> GroupStatus:
     ledger = fleet.scheduler.ledger
-    loaded = tuple(each for each in group.models if ledger.has_room(each))
+    loaded = tuple(model for model in group.models if ledger.has_room(model))
     return GroupStatus(
         id=group.name,
         models=group.models,
@@ -147,14 +147,14 @@ def _group_status(group: Group, fleet: Fleet) -> GroupStatus:
 
 def _incomplete(group: Group, loaded: tuple[str, ...], fleet: Fleet) -> str | None:
     """Why only some models of the group are loaded. None: all models are loaded, or no model."""
-    missing = [each for each in group.models if each not in loaded]
+    missing = [model for model in group.models if model not in loaded]
     if not loaded or not missing:
         return None
     supervisors = fleet.roster.configured
     found = (
-        f"{each} {supervisors[each].condition.describe()}"
-        for each in missing
-        if each in supervisors
+        f"{name} {supervisors[name].condition.describe()}"
+        for name in missing
+        if name in supervisors
     )
     return "; ".join(found) or None
 
@@ -191,7 +191,7 @@ def model_status(supervisor: ModelSupervisor, fleet: Fleet) -> ModelStatus:
             guesses.rejected,
             _rate(guesses.accepted + guesses.rejected, guesses.accepted),
         ),
-        sharers=[SharerStatus(*each) for each in supervisor.traffic.queue.sharers()],
+        sharers=[SharerStatus(*sharer) for sharer in supervisor.traffic.queue.sharers()],
         command=supervisor.model.is_command,
     )
 
@@ -232,9 +232,9 @@ def _ranks(worker: Worker) -> Iterator[RankStatus]:
     if worker.followers is None:
         return
     yield RankStatus(0, THIS_MACHINE, worker.pid, worker.own_footprint_bytes)
-    for each in worker.followers.members:
-        pid = None if each.process is None else each.process.pid
-        yield RankStatus(each.rank, each.host.name, pid, each.footprint_bytes)
+    for member in worker.followers.members:
+        pid = None if member.process is None else member.process.pid
+        yield RankStatus(member.rank, member.host.name, pid, member.footprint_bytes)
 
 
 def _prompt_cache_status(supervisor: ModelSupervisor, fleet: Fleet) -> PromptCacheStatus:
@@ -271,16 +271,17 @@ def _rate(all_tokens: int, tokens: int) -> float | None:
 def _memory_status(fleet: Fleet) -> MemoryStatus:
     host, card = fleet.readings.host, fleet.readings.card
     ledger = fleet.scheduler.ledger
-    footprint_bytes = _sum(each.memory.footprint for each in fleet.workers)
+    footprint_bytes = _sum(worker.memory.footprint for worker in fleet.workers)
     gateway_bytes = _sum([fleet.readings.footprint])
-    in_machine = (each.memory.footprint for each in fleet.workers if not _on_card(each))
+    in_machine = (worker.memory.footprint for worker in fleet.workers if not _on_card(worker))
     known = [_sum(in_machine), gateway_bytes, ledger.stranded_bytes, host.available_bytes]
     return MemoryStatus(
         total_bytes=host.total_bytes,
         budget_bytes=ledger.budget_bytes,
-        granted_bytes=ledger.spare_bytes + sum(each.limit_bytes for each in ledger.allocations),
+        granted_bytes=ledger.spare_bytes
+        + sum(allocation.limit_bytes for allocation in ledger.allocations),
         footprint_bytes=footprint_bytes,
-        spare_bytes=_sum(each.memory.footprint for each in fleet.spares),
+        spare_bytes=_sum(spare.memory.footprint for spare in fleet.spares),
         gateway_bytes=gateway_bytes,
         other_bytes=_rest(host.total_bytes, known),
         available_bytes=host.available_bytes,
@@ -298,10 +299,10 @@ def _on_card(worker: Worker) -> bool:
 def _sum(footprints: Iterable[Footprint | None]) -> int | None:
     """The sum in bytes. None if a footprint is unknown: a partial sum would be misleading."""
     total_bytes = 0
-    for each in footprints:
-        if each is None:
+    for footprint in footprints:
+        if footprint is None:
             return None
-        total_bytes += each.current_bytes
+        total_bytes += footprint.current_bytes
     return total_bytes
 
 
@@ -309,10 +310,10 @@ def _rest(total_bytes: int, known: list[int | None]) -> int | None:
     """The total without the known bytes. At least 0, since readings of different moments may exceed
     the total. None if a value is unknown.
     """
-    for each in known:
-        if each is None:
+    for number in known:
+        if number is None:
             return None
-        total_bytes -= each
+        total_bytes -= number
     return max(0, total_bytes)
 
 
@@ -389,17 +390,17 @@ async def health(request: HttpRequest) -> Response:
     faults = fleet.faults.recent(time.time())
     body = Health(
         status="degraded"
-        if failed or faults or any(each.state in _DEGRADED for each in supervisors)
+        if failed or faults or any(supervisor.state in _DEGRADED for supervisor in supervisors)
         else "ok",
         version=VERSION,
         uptime_s=fleet.uptime_s,
         models=[
             ModelHealth(
-                each.model.id,
-                each.state,
-                None if each.worker is None else each.worker.report.last_step_age_s,
+                model.model.id,
+                model.state,
+                None if model.worker is None else model.worker.report.last_step_age_s,
             )
-            for each in supervisors
+            for model in supervisors
         ],
         faults=faults if caller.admin or caller.reads else [],
         deep=deep,

@@ -87,13 +87,15 @@ class Record(Struct):
     @property
     def queue_s(self) -> float | None:
         """The longest wait of an answer for a worker, in seconds."""
-        waits = (each.queue_s for each in self.timings if each.queue_s is not None)
+        waits = (timing.queue_s for timing in self.timings if timing.queue_s is not None)
         return max(waits, default=None)
 
     @property
     def first_token_s(self) -> float | None:
         """The shortest time until the first token of an answer, in seconds."""
-        waits = (each.first_token_s for each in self.timings if each.first_token_s is not None)
+        waits = (
+            timing.first_token_s for timing in self.timings if timing.first_token_s is not None
+        )
         return min(waits, default=None)
 
 

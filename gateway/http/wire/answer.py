@@ -87,7 +87,7 @@ LINES: Final = Framing(
 def framing_of(headers: Iterable[tuple[bytes, bytes]]) -> Framing | None:
     """The framing of a response with these headers. None: the response is no stream."""
     kind = dict(headers).get(b"content-type", b"").partition(b";")[0]
-    known = {each.media_type.partition(b";")[0]: each for each in (EVENTS, LINES)}
+    known = {framing.media_type.partition(b";")[0]: framing for framing in (EVENTS, LINES)}
     return known.get(kind)
 
 
@@ -151,13 +151,13 @@ class Reply(Response):
     async def _watch_client(self, receive: Receive) -> None:
         await until_gone(receive)
         self._cancel()
-        for each in self._requests:
-            each.abandon()
+        for request in self._requests:
+            request.abandon()
 
     def _cancel(self) -> None:
-        for each in self._requests:
-            if not each.over:
-                self._supervisor.traffic.cancel(each)
+        for request in self._requests:
+            if not request.over:
+                self._supervisor.traffic.cancel(request)
 
 
 async def until_gone(receive: Receive) -> None:
@@ -188,7 +188,7 @@ class TextAnswer(Reply):
         """
         super().__init__(supervisor, requests)
         self._form = form
-        prompts = sum(each.prompt_counts for each in requests)
+        prompts = sum(request.prompt_counts for request in requests)
         self._choices = Choices(requests, form, len(requests) // prompts)
         self._stream = stream
         self._framing = framing
@@ -268,11 +268,11 @@ class TextAnswer(Reply):
 
     def _unenforced(self) -> list[tuple[bytes, bytes]]:
         """The header that names the parts of the request's schemas that are not enforced."""
-        names = dict.fromkeys(name for each in self._requests for name in each.unenforced)
+        names = dict.fromkeys(name for request in self._requests for name in request.unenforced)
         if not names:
             return []
         text = ", ".join(names).encode("ascii", "backslashreplace")
-        printable = bytes(each if 32 <= each < 127 else 32 for each in text)
+        printable = bytes(number if 32 <= number < 127 else 32 for number in text)
         if len(printable) > _LONGEST_HEADER:
             printable = printable[:_LONGEST_HEADER] + b", and others"
         return [(NOT_ENFORCED, printable)]

@@ -144,8 +144,8 @@ _EXPOSED: Final = (
     "retry-after",
     "x-should-retry",
     *(
-        f"x-ratelimit-{each}-{what}"
-        for each in ("limit", "remaining", "reset")
+        f"x-ratelimit-{text}-{what}"
+        for text in ("limit", "remaining", "reset")
         for what in ("requests", "tokens")
     ),
 )
@@ -197,9 +197,9 @@ class OriginMiddleware:
                 self._app,
                 allow_origins=origins,
                 allow_origin_regex="|".join(
-                    re.escape(each.removesuffix("*")) + ".*"
-                    for each in origins
-                    if each.endswith(_ALL_PAGES)
+                    re.escape(origin.removesuffix("*")) + ".*"
+                    for origin in origins
+                    if origin.endswith(_ALL_PAGES)
                 )
                 or None,
                 allow_methods=("GET", "POST", "DELETE"),

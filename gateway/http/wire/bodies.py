@@ -35,21 +35,21 @@ def allowed_values(kind: Any, path: str) -> str:
     steps = list(_STEP.finditer(path))
     for place, step in enumerate(steps):
         name = step["field"]
-        kinds = [each for kind in kinds for each in _alternatives(kind)]
+        kinds = [alternative for kind in kinds for alternative in _alternatives(kind)]
         if name and place == len(steps) - 1 and (tags := list(_tags(kinds, name))):
             return _listed(tags)
-        kinds = [each for kind in kinds for each in _within(kind, name)]
-    values = (each for kind in kinds for each in _alternatives(kind))
+        kinds = [item for kind in kinds for item in _within(kind, name)]
+    values = (alternative for kind in kinds for alternative in _alternatives(kind))
     return _listed(
-        [value for each in values if isinstance(each, inspect.LiteralType) for value in each.values]
+        [value for kind in values if isinstance(kind, inspect.LiteralType) for value in kind.values]
     )
 
 
 def _alternatives(kind: inspect.Type) -> Iterator[inspect.Type]:
     match kind:
         case inspect.UnionType(types):
-            for each in types:
-                yield from _alternatives(each)
+            for item in types:
+                yield from _alternatives(item)
         case inspect.Metadata(type=inner):
             yield from _alternatives(inner)
         case _:
@@ -59,19 +59,19 @@ def _alternatives(kind: inspect.Type) -> Iterator[inspect.Type]:
 def _within(kind: inspect.Type, name: str | None) -> Iterator[inspect.Type]:
     match kind:
         case inspect.StructType(fields=fields) if name is not None:
-            yield from (each.type for each in fields if each.encode_name == name)
+            yield from (field.type for field in fields if field.encode_name == name)
         case inspect.ListType(item_type=item) | inspect.DictType(value_type=item) if name is None:
             yield item
 
 
 def _tags(kinds: list[inspect.Type], name: str) -> Iterator[Any]:
-    for each in kinds:
-        if isinstance(each, inspect.StructType) and each.tag_field == name:
-            yield each.tag
+    for kind in kinds:
+        if isinstance(kind, inspect.StructType) and kind.tag_field == name:
+            yield kind.tag
 
 
 def _listed(values: list[Any]) -> str:
-    words = [repr(each) for each in dict.fromkeys(values)][:_MOST]
+    words = [repr(fromkey) for fromkey in dict.fromkeys(values)][:_MOST]
     return ", ".join(words)
 
 
@@ -252,7 +252,7 @@ def decode_json(body: bytearray, kind: type[T], share: Share) -> T:
         return with_whole_numbers(body, kind)
     except msgspec.ValidationError as error:
         reason, *places = str(error).split(AT)
-        path = "".join(each.removesuffix("`") for each in reversed(places))
+        path = "".join(place.removesuffix("`") for place in reversed(places))
         text = f"{reason}{AT}{path}`" if places else reason
         place = _PATH.search(text)
         param = place["path"] or None if place else None
@@ -311,10 +311,10 @@ def _lone_surrogate(body: bytearray) -> str | None:
     """An error message for a text that was cut in the middle of a character, as happens when
     clients cut by UTF-16 length.
     """
-    for each in _SURROGATE.finditer(body):
-        if each["half"]:
+    for match in _SURROGATE.finditer(body):
+        if match["half"]:
             return (
-                f"at byte {each.start()} a string has half of a character, a lone surrogate: send "
+                f"at byte {match.start()} a string has half of a character, a lone surrogate: send "
                 "both halves of the pair, or neither"
             )
     return None

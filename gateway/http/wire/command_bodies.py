@@ -233,7 +233,9 @@ class Status(Struct):
     instance: str = ""
 
     def model(self, model_id: str) -> ModelStatus | None:
-        return next((each for each in self.models if each.id == model_id), None)
+        return next(
+            (model_status for model_status in self.models if model_status.id == model_id), None
+        )
 
 
 class ModelBody(Struct):

@@ -156,8 +156,8 @@ class CompressedBodies:
             await self._app(scope, receive, send)
             return
         named = ",".join(Headers(scope=scope).getlist("content-encoding")).lower().split(",")
-        codings = [each.strip().removeprefix("x-") for each in named]
-        match [each for each in codings if each not in ("", "identity")]:
+        codings = [text.strip().removeprefix("x-") for text in named]
+        match [name for name in codings if name not in ("", "identity")]:
             case []:
                 await self._app(scope, receive, send)
             case [coding] if coding in _CODINGS:

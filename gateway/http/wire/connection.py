@@ -362,7 +362,7 @@ class ClientConnection(HttpToolsProtocol):
             # other protocol, so a new one parses the head again without the wish to upgrade.
             version = self.parser.get_http_version().encode("ascii")
             head = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
-            head += [b"%b: %b" % each for each in self.headers if each[0] != b"upgrade"]
+            head += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
             self.parser = httptools.HttpRequestParser(self)
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
             self.parser.feed_data(b"\r\n".join([*head, b"", b""]))

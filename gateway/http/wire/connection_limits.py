@@ -281,7 +281,11 @@ class ConnectionLimiter:
 
     async def _look(self, tasks: Tasks) -> None:
         now = asyncio.get_running_loop().time()
-        for connection in [each for each in self._tracked if each.timeouts.deadline_at <= now]:
+        for connection in [
+            tracked_connection
+            for tracked_connection in self._tracked
+            if tracked_connection.timeouts.deadline_at <= now
+        ]:
             # An error in one connection must not end the watch over the others.
             tasks.attempt(connection.overdue, "end of an overdue connection")
 

@@ -254,9 +254,9 @@ def _types(route: Described) -> Iterator[Any]:
     operation = route.operation
     yield envelope_type(route.path)
     wanted = (operation.body, operation.answer, operation.events, *operation.others.values())
-    for each in wanted:
-        if each is not None and not isinstance(each, str):
-            yield each
+    for item in wanted:
+        if item is not None and not isinstance(item, str):
+            yield item
 
 
 def _operation(route: Described, known: dict[Any, Any]) -> dict[str, Any]:
@@ -331,13 +331,13 @@ def _of_path(path: str) -> Iterator[dict[str, Any]]:
 
 
 def _of_query(operation: Operation) -> Iterator[dict[str, Any]]:
-    for each in operation.query:
+    for query in operation.query:
         yield {
-            "name": each.name,
+            "name": query.name,
             "in": "query",
             "required": False,
-            "description": each.about,
-            "schema": _OF_QUERY[each.kind],
+            "description": query.about,
+            "schema": _OF_QUERY[query.kind],
         }
 
 

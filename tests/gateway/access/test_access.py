@@ -10,48 +10,10 @@ from gateway.access.caller import (
     ANYBODY,
     STRANGER,
     Caller,
-    NeededKey,
-    counts,
-    needed,
     proxy_header,
     sharer_at,
     shown_key,
 )
-
-
-@pytest.mark.parametrize(
-    ("path", "need"),
-    [
-        ("/livez", NeededKey.NOTHING),
-        ("/readyz", NeededKey.NOTHING),
-        ("/health", NeededKey.NOTHING),
-        ("/", NeededKey.NOTHING),
-        ("/ui/app.js", NeededKey.NOTHING),
-        ("/metrics", NeededKey.ADMIN),
-        ("/admin", NeededKey.ADMIN),
-        ("/admin/v1/status", NeededKey.ADMIN),
-        ("/admin/v1/models/a/b/load", NeededKey.ADMIN),
-        ("/api/delete", NeededKey.ADMIN),
-        ("/api/pull/", NeededKey.ADMIN),
-        ("/v1/models", NeededKey.KEY),
-        ("/v1/responses/resp_1", NeededKey.KEY),
-        ("/api/tags", NeededKey.KEY),
-        ("/uix", NeededKey.KEY),
-        ("/livez/", NeededKey.KEY),
-        ("//livez", NeededKey.KEY),
-        ("/nowhere", NeededKey.KEY),
-        ("", NeededKey.KEY),
-    ],
-)
-def test_path_needs_its_key(path: str, need: NeededKey) -> None:
-    assert needed("GET", path) is need
-    assert needed("OPTIONS", path) is NeededKey.NOTHING
-
-
-@given(st.text(max_size=20))
-def test_unknown_path_needs_key(rest: str) -> None:
-    assert needed("POST", f"/v1/{rest}") is NeededKey.KEY
-    assert needed("POST", f"/admin{rest}") is NeededKey.ADMIN
 
 
 @pytest.mark.parametrize(
@@ -74,13 +36,6 @@ def test_shown_key_is_read_from_headers(
     headers: list[tuple[bytes, bytes]], shown: bytes | None
 ) -> None:
     assert shown_key(headers) == shown
-
-
-def test_work_is_what_the_limits_are_about() -> None:
-    assert counts("POST", "/v1/chat/completions")
-    assert counts("POST", "/v1/messages/count_tokens")
-    assert not counts("GET", "/v1/models")
-    assert not counts("POST", "/v1/responses/resp_1/cancel")
 
 
 @given(

@@ -10,7 +10,7 @@ from protocol.answers import Usage
 
 USAGE = Usage(prompt_tokens=10, completion_tokens=5, cached_tokens=4)
 
-days = st.dates().filter(lambda each: 2020 <= each.year <= 2030).map(lambda each: each.isoformat())
+days = st.dates().filter(lambda date: 2020 <= date.year <= 2030).map(lambda date: date.isoformat())
 uses = st.lists(st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 100)), max_size=5)
 
 
@@ -27,7 +27,7 @@ def test_today_and_this_month() -> None:
 
 @given(
     st.lists(
-        st.tuples(st.dates().filter(lambda each: each.year >= 1000), uses), min_size=1, max_size=30
+        st.tuples(st.dates().filter(lambda item: item.year >= 1000), uses), min_size=1, max_size=30
     )
 )
 def test_no_count_of_this_month_is_lost(
@@ -35,14 +35,14 @@ def test_no_count_of_this_month_is_lost(
 ) -> None:
     accounts = Accounts(Book())
     counted: dict[tuple[str, str], int] = defaultdict(int)
-    for date, used in sorted(history, key=lambda each: str(each[0])):
+    for date, used in sorted(history, key=lambda pair: str(pair[0])):
         day = str(date)
         for name, tokens in used:
             accounts.add(day, name, Counts(1, tokens, 0, 0))
             counted[day[:7], name] += tokens
         for name in ("a", "b"):
             assert accounts.in_month(day, name).prompt_tokens == counted[day[:7], name]
-        assert len({each[:7] for each in accounts.book.days}) <= 2
+        assert len({text[:7] for text in accounts.book.days}) <= 2
 
 
 def test_accounts_have_this_month_and_the_one_before() -> None:

@@ -48,7 +48,7 @@ def test_revoked_keys_are_gone_and_the_file_stays(file: KeyFile) -> None:
         with pytest.raises(NoSuchKeyError):
             file.revoke(name)
     file.add("laptop", KeyTerms(), 104.0)
-    assert [each.name for each in file.read()] == ["laptop"]
+    assert [key.name for key in file.read()] == ["laptop"]
     file.remove()
     file.remove()
     assert (file.read(), file.signature()) == ((), None)
@@ -105,7 +105,7 @@ def test_a_name_that_is_given_again_owns_nothing_of_before(file: KeyFile) -> Non
     second, _ = file.add("laptop", KeyTerms(), 102.0)
     assert first.owner != second.owner
     assert second.caller.owner == second.owner
-    assert {name_of_owner(each.owner) for each in (first, second)} == {"laptop"}
+    assert {name_of_owner(key.owner) for key in (first, second)} == {"laptop"}
     assert file.read() == (second,), "and it stays so"
 
 
@@ -148,7 +148,7 @@ def test_a_failed_write_leaves_the_old_file(file: KeyFile, monkeypatch: pytest.M
     with pytest.raises(KeyFileError, match="No space"):
         file.add("phone", KeyTerms(), 100.0)
     assert file.path.read_bytes() == before
-    assert {each.name for each in file.path.parent.iterdir()} == {"keys.json", "keys.lock"}
+    assert {path.name for path in file.path.parent.iterdir()} == {"keys.json", "keys.lock"}
 
 
 @pytest.mark.processes
@@ -161,8 +161,8 @@ def test_programs_side_by_side_lose_no_key(file: KeyFile) -> None:
     running = [
         subprocess.Popen([sys.executable, "-c", program, str(file.path), name]) for name in "ab"
     ]
-    assert [each.wait(120) for each in running] == [0, 0]
-    assert {each.name for each in file.read()} == {f"{n}{i}" for n in "ab" for i in range(10)}
+    assert [process.wait(120) for process in running] == [0, 0]
+    assert {key.name for key in file.read()} == {f"{n}{i}" for n in "ab" for i in range(10)}
 
 
 def test_the_admin_key_is_made_once_and_for_this_account(tmp_path: Path) -> None:

@@ -132,15 +132,15 @@ async def test_the_page_is_the_operator_until_its_session_ends(keys: ApiKeys) ->
     )
     assert one is not None
     assert two is not None
-    held = [keys.find(each.encode()) for each in (one, two)]
-    assert [each is not None and each.caller.admin for each in held] == [True, True]
-    sessions = [keys.session(each) for each in held if each is not None]
+    held = [keys.find(text.encode()) for text in (one, two)]
+    assert [key is not None and key.caller.admin for key in held] == [True, True]
+    sessions = [keys.session(held_key) for held_key in held if held_key is not None]
     assert len({keys.operator, *sessions}) == 3
     assert keys.sign_ins.end(one.encode(), time.monotonic())
     assert not keys.sign_ins.end(one.encode(), time.monotonic())
     assert keys.find(one.encode()) is None
     await keys.look()
-    assert [each.closed for each in sessions] == ["The page's session is over.", None]
+    assert [session.closed for session in sessions] == ["The page's session is over.", None]
 
 
 async def test_the_page_is_signed_out_with_the_admin_key(

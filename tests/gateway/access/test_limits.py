@@ -126,8 +126,8 @@ def test_answers_from_before_restart_take_places() -> None:
     seats = [limits.seat(), limits.seat()]
     seats[0].count([_Answer()] * 3)
     assert isinstance(limits.admit(0.0), Denial)
-    for each in seats:
-        each.release()
+    for seat in seats:
+        seat.release()
     _admitted(limits)
 
 

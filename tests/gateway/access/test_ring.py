@@ -54,7 +54,7 @@ def test_every_try_is_the_same_work(monkeypatch: pytest.MonkeyPatch, keys: int) 
     hashes, and no comparison of keys or of hashes beside it that could end early.
     """
     secrets = [f"{GOOD}{number:04}" for number in range(keys)]
-    opening = KeyRing([key(f"k{i}", each) for i, each in enumerate(secrets)], ADMIN)
+    opening = KeyRing([key(f"k{i}", secret) for i, secret in enumerate(secrets)], ADMIN)
     work: list[tuple[str, int]] = []
 
     def sha256(data: bytes) -> object:
@@ -77,16 +77,16 @@ def test_every_try_is_the_same_work(monkeypatch: pytest.MonkeyPatch, keys: int) 
         "x" * length,
         f"{GOOD}{keys:04}",
     ]
-    for each in tries:
+    for text in tries:
         work.clear()
-        opening.find(each.encode())
-        assert work == [("hash", length), ("compare", 32)], each
+        opening.find(text.encode())
+        assert work == [("hash", length), ("compare", 32)], text
 
 
 def test_keys_are_random_and_only_their_hash_is_known() -> None:
     made = {new_secret() for _ in range(100)}
     assert len(made) == 100
-    assert all(len(each) >= len("sk-bulkhead-") + 43 for each in made), "256 bits"
+    assert all(len(text) >= len("sk-bulkhead-") + 43 for text in made), "256 bits"
     assert GOOD not in repr(RING.find(GOOD.encode()))
 
 

@@ -47,7 +47,7 @@ def test_neither_codes_nor_sessions_pile_up() -> None:
     held = [secret and sign_ins.find(secret.encode(), 0.0) for secret in secrets]
     assert held[0] is None
     assert held[-1] is not None
-    assert sum(each is not None for each in held) < 50
+    assert sum(item is not None for item in held) < 50
 
 
 def test_wrong_codes_make_clients_wait() -> None:

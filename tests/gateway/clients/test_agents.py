@@ -29,7 +29,7 @@ def test_no_agent_gets_the_admin_key_and_none_shows_its_own(agent: Any) -> None:
     assert "BULKHEAD_ADMIN_KEY" not in applied
     # Others see the arguments of a process.
     assert "sk-bh-secret" not in " ".join(setup.arguments)
-    assert any("sk-bh-secret" in each for each in applied.values())
+    assert any("sk-bh-secret" in item for item in applied.values())
 
 
 def test_claude_is_led_to_the_gateway_alone() -> None:
@@ -72,7 +72,7 @@ def test_lines_do_the_same_in_a_shell(agent: Any, tmp_path: Path) -> None:
     program.write_text('#!/bin/sh\nenv -0\nfor each in "$@"; do printf "%s\\0" "$each"; done\n')
     program.chmod(0o755)
     hostile = Connection("http://127.0.0.1:8642", "it's $HOME `id`", 65_536)
-    (lines,) = (each for each in all_lines(hostile) if each.client == agent.name)
+    (lines,) = (line for line in all_lines(hostile) if line.client == agent.name)
     path = f"{tmp_path}:/usr/bin:/bin"
     done = subprocess.run(
         ["sh", "-ec", lines.text],
@@ -84,26 +84,26 @@ def test_lines_do_the_same_in_a_shell(agent: Any, tmp_path: Path) -> None:
     printed = done.stdout.split("\0")[:-1]
     setup = agent.setup(hostile)
     assert tuple(printed[len(printed) - len(setup.arguments) :]) == setup.arguments
-    found = dict(each.split("=", 1) for each in printed[: len(printed) - len(setup.arguments)])
+    found = dict(text.split("=", 1) for text in printed[: len(printed) - len(setup.arguments)])
     assert setup.environment.items() <= found.items()
     assert not set(setup.removed) & set(found)
 
 
 def test_every_client_has_lines_with_address_and_model() -> None:
-    lines = {each.client: each for each in all_lines(CONNECTION)}
+    lines = {line.client: line for line in all_lines(CONNECTION)}
     assert set(lines) == {*AGENTS, *EDITORS}
-    for each in lines.values():
-        assert "http://127.0.0.1:8642" in each.text
-        assert "owner/qwen" in each.text
+    for line in lines.values():
+        assert "http://127.0.0.1:8642" in line.text
+        assert "owner/qwen" in line.text
     assert shlex.split(lines["claude"].text)[0] == "unset"
     zed = json.loads(lines["zed"].text)["language_models"]["openai_compatible"]["Bulkhead"]
     assert zed["available_models"][0]["max_tokens"] == 65_536
 
 
 def test_a_context_that_nobody_knows_is_not_named() -> None:
-    for each in all_lines(Connection("http://127.0.0.1:8642", "whisper", 0)):
-        assert "CONTEXT" not in each.text
-        assert "context_window" not in each.text
-        assert "contextLength" not in each.text
-        assert '"limit"' not in each.text
-        assert each.client not in AGENTS or "not known here" in str(each.remark)
+    for line in all_lines(Connection("http://127.0.0.1:8642", "whisper", 0)):
+        assert "CONTEXT" not in line.text
+        assert "context_window" not in line.text
+        assert "contextLength" not in line.text
+        assert '"limit"' not in line.text
+        assert line.client not in AGENTS or "not known here" in str(line.remark)

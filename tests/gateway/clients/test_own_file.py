@@ -35,7 +35,7 @@ def test_a_file_that_was_not_there_goes_again(agent: Any, tmp_path: Path) -> Non
         # It may have a key.
         assert written.path.stat().st_mode & 0o777 == 0o600
     assert undo(agent, places(tmp_path)) == written.path
-    assert not [each for each in tmp_path.rglob("*") if each.is_file()]
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
     with pytest.raises(OwnFileError, match="nothing of"):
         undo(agent, places(tmp_path))
 

@@ -28,7 +28,7 @@ def _read(file: Path, text: str, **flags: object) -> Settings:
 def _mistakes(file: Path, text: str, **flags: object) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         _read(file, text, **flags)
-    return [str(each) for each in caught.value.mistakes]
+    return [str(mistake) for mistake in caught.value.mistakes]
 
 
 class TestReading:
@@ -99,7 +99,7 @@ class TestReading:
         )
         keys = ("gateway.port", "gateway.noise", "queue.depth", "moon", "pinned", '"a".path')
         for key in keys:
-            assert sum(key in each for each in mistakes) == 1, key
+            assert sum(key in mistake for mistake in mistakes) == 1, key
         assert len(mistakes) == len(keys)
 
     @pytest.mark.parametrize("text", ["gateway = 1", "models = 1", "[models]\na = 1", "x ="])
@@ -178,11 +178,11 @@ class TestReading:
         )
         with pytest.raises(ConfigError) as caught:
             read_configuration(Flags(config=file, models=("/none",)), {})
-        assert [str(each.source) for each in caught.value.mistakes] == [
+        assert [str(mistake.source) for mistake in caught.value.mistakes] == [
             "--model /none",
             *(f"{file}:{line}" for line in range(3, 8)),
         ]
-        messages = [each.message for each in caught.value.mistakes]
+        messages = [mistake.message for mistake in caught.value.mistakes]
         for message, part in zip(
             messages,
             (

@@ -26,7 +26,7 @@ KEYS = [
 ]
 EACH_KEY = pytest.mark.parametrize(
     ("table", "definition"),
-    [pytest.param(*each, id=f"{each[0]}.{each[1].name}") for each in KEYS],
+    [pytest.param(*key, id=f"{key[0]}.{key[1].name}") for key in KEYS],
 )
 
 
@@ -143,7 +143,7 @@ def _example(definition: KeyDefinition) -> Any:
     return tomllib.loads(f"value = {written_value(value)}")["value"]
 
 
-_HOST = {each.name: _example(each) for each in keys_of(HostSettings).values()}
+_HOST = {key.name: _example(key) for key in keys_of(HostSettings).values()}
 
 
 def _document(table: str, name: str, value: Any) -> dict[str, Any]:

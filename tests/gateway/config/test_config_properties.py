@@ -88,10 +88,10 @@ def test_a_wrong_value(read: Read, data: st.DataObject) -> None:
     wrong = _wrong(definition)
     if table == (MODELS,):
         # A table there is a model of that name.
-        wrong = [each for each in wrong if not each.startswith("{")]
+        wrong = [text for text in wrong if not text.startswith("{")]
     if len(plan.model_ids) > 1:
         # A folder that is missing is no mistake beside another model.
-        wrong = [each for each in wrong if "/nowhere" not in each]
+        wrong = [text for text in wrong if "/nowhere" not in text]
     if name == "split":
         # The default that takes its place may not fit the ranks.
         for key in ("local", "ranks", "backend"):
@@ -129,7 +129,7 @@ def test_a_wrong_element(read: Read, data: st.DataObject) -> None:
 def test_an_unknown_key(read: Read, data: st.DataObject) -> None:
     plan = data.draw(plans())
     # Whatever else is in the table of the models is one of them.
-    table = data.draw(st.sampled_from([each for each in plan.tables if each != (MODELS,)]))
+    table = data.draw(st.sampled_from([pair for pair in plan.tables if pair != (MODELS,)]))
     meant = data.draw(st.sampled_from(list(keys_of(_section(table)))))
     slip = data.draw(st.sampled_from([meant + "x", meant[1:], meant.upper(), f"{meant[:-1]} "]))
     plan.tables[table][slip] = Spelled("1")
@@ -187,7 +187,7 @@ def test_a_key_given_twice(read: Read, data: st.DataObject) -> None:
 
 @st.composite
 def _keys_of(draw: Draw, plan: Plan) -> tuple[Place, str]:
-    table = draw(st.sampled_from([each for each, keys in plan.tables.items() if keys]))
+    table = draw(st.sampled_from([pair for pair, keys in plan.tables.items() if keys]))
     return table, draw(st.sampled_from(list(plan.tables[table])))
 
 

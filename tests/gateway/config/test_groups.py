@@ -47,7 +47,7 @@ def test_groups_name_companions_and_rivals() -> None:
     assert groups.concerned("a") == {"b", "c", "e"}
     assert groups.concerned("d") == {"a", "e"}
     assert (groups.reserved("e"), groups.reserved("c")) == (True, False)
-    assert [groups.between(*each) for each in (("d", "e"), ("c", "e"))] == [groups.all[2], None]
+    assert [groups.between(*pair) for pair in (("d", "e"), ("c", "e"))] == [groups.all[2], None]
     assert groups.reserving == (groups.all[3],)
     assert not Groups().all
 
@@ -316,7 +316,7 @@ class TestReserve:
             account.load(name, floor)
         account.configure(65 * UNIT, PATIENCE_S, 0)
         gone = account.decide(LATER)
-        assert {each.model_id for each in gone} == {"c", "a"}
+        assert {item.model_id for item in gone} == {"c", "a"}
 
     def test_a_machine_that_is_short_ends_members_last(self) -> None:
         account = _account(_reserve("a"), a=40)

@@ -10,7 +10,7 @@ import pytest
 from gateway.config import machine_rules as places
 from tests.support.faults import no_threads
 
-A, B, DEAD = (places.Sought("path", each) for each in ("a", "b", "dead"))
+A, B, DEAD = (places.Sought("path", text) for text in ("a", "b", "dead"))
 
 
 def _refuses() -> str:

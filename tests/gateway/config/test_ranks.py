@@ -23,7 +23,7 @@ def _mistakes(folder: Path, text: str) -> list[str]:
     try:
         read_configuration(Flags(config=file), {})
     except ConfigError as error:
-        return [str(each).removeprefix(f"{file}:") for each in error.mistakes]
+        return [str(mistake).removeprefix(f"{file}:") for mistake in error.mistakes]
     return []
 
 
@@ -121,7 +121,7 @@ class TestHeads:
         )
         (mistake,) = _mistakes(tmp_path, _model("demo", "local = 3"))
         assert mistake == f'3: models."a".local: {reason}'
-        ranks = ", ".join(f'{{ host = "{each}" }}' for each in ("local", "studio2", "studio2"))
+        ranks = ", ".join(f'{{ host = "{text}" }}' for text in ("local", "studio2", "studio2"))
         (mistake,) = _mistakes(tmp_path, HOST + _model("demo", f"ranks = [{ranks}]"))
         assert mistake == f'5: models."a".ranks: {reason}'
 

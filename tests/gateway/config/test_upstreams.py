@@ -20,7 +20,7 @@ def _mistakes(folder: Path, table: str, name: str = "box") -> list[str]:
     try:
         read_configuration(Flags(config=file), {})
     except ConfigError as error:
-        return [str(each).removeprefix(f"{file}:") for each in error.mistakes]
+        return [str(mistake).removeprefix(f"{file}:") for mistake in error.mistakes]
     return []
 
 
@@ -64,7 +64,7 @@ def test_files(tmp_path: Path) -> None:
     (mistake,) = _mistakes(tmp_path, f'url = "{URL}"\nkey_file = "{key}"')
     assert "others have rights to it" in mistake
     plain = _mistakes(tmp_path, f'url = "{URL}"\ncertificate = "{certificate}"')
-    assert any("only an address with https has one" in each for each in plain)
+    assert any("only an address with https has one" in text for text in plain)
 
 
 def test_a_reload_takes_a_changed_one(tmp_path: Path) -> None:

@@ -46,8 +46,8 @@ def _steps(history: History, span: Span = "hour", now: float = NOW) -> Columns:
 
 def _total(columns: Columns, field: str) -> list[int]:
     """The sums of all models' values, step by step."""
-    values = [getattr(each, field) for each in (*columns.models.values(), columns.others)]
-    return [sum(each or 0 for each in step) for step in zip(*values, strict=True)]
+    values = [getattr(model, field) for model in (*columns.models.values(), columns.others)]
+    return [sum(item or 0 for item in step) for step in zip(*values, strict=True)]
 
 
 def _world(seed: int, steps: int) -> Iterator[tuple[float, Sample]]:
@@ -102,7 +102,7 @@ def test_a_day_is_bounded_and_coarse_steps_keep_maxima_and_sums() -> None:
             history.mark("death", "a", now)
             deaths[step] += 1
         fullest[step] = max(fullest[step], sum(e.held_bytes for e in sample.models.values()))
-        tokens[step] += sum(each.generated_tokens for each in sample.models.values())
+        tokens[step] += sum(model.generated_tokens for model in sample.models.values())
         prompts[step] += sample.prompt_tokens
         waiting[step] = max(waiting[step], sample.waiting)
         worst[step] = max(worst[step], *sample.first_token_s, 0.0)
@@ -114,15 +114,15 @@ def test_a_day_is_bounded_and_coarse_steps_keep_maxima_and_sums() -> None:
     columns = _steps(history, "day", now)
     numbers = [columns.begins_at // 120 + n for n in range(len(columns.budget_bytes))]
     assert len(numbers) == 720
-    assert _total(columns, "generated_tokens") == [tokens[each] for each in numbers]
-    assert columns.prompt_tokens == [prompts[each] for each in numbers]
-    assert columns.waiting == [waiting[each] for each in numbers]
-    assert columns.deaths == [deaths[each] for each in numbers]
-    assert [each or 0.0 for each in columns.worst_first_token_s] == pytest.approx(
-        [worst[each] for each in numbers], abs=1e-3
+    assert _total(columns, "generated_tokens") == [tokens[number] for number in numbers]
+    assert columns.prompt_tokens == [prompts[index] for index in numbers]
+    assert columns.waiting == [waiting[number] for number in numbers]
+    assert columns.deaths == [deaths[number] for number in numbers]
+    assert [number or 0.0 for number in columns.worst_first_token_s] == pytest.approx(
+        [worst[number] for number in numbers], abs=1e-3
     )
     assert _total(columns, "held_bytes") == pytest.approx(
-        [fullest[each] for each in numbers], rel=1e-6
+        [fullest[number] for number in numbers], rel=1e-6
     )
     assert len(_steps(history, "hour", now).budget_bytes) == 360
 
@@ -182,7 +182,7 @@ def test_a_clock_that_is_set_back_takes_the_later_time_along() -> None:
     assert columns.begins_at == NOW
     assert columns.models["a"].held_bytes == [GB] * 50 + [2 * GB]
     assert columns.models["a"].generated_tokens == [1] * 50 + [7]
-    assert [each.at for each in marks] == [NOW + step * 10 for step in range(51)]
+    assert [mark.at for mark in marks] == [NOW + step * 10 for step in range(51)]
     history.add(_sample(), 1000.0)
     assert _steps(history, now=1000.0).begins_at == 1000
 
@@ -195,7 +195,7 @@ def test_marks_are_named_and_refusals_counted() -> None:
         history.mark(kind, "a", NOW + 1)
     columns, marks = history.read("hour", NOW + 10)
     assert (columns.evictions, columns.deaths, columns.refusals) == ([1], [1], [2])
-    assert [(each.kind, each.model) for each in marks] == [("eviction", "a"), ("death", "a")]
+    assert [(mark.kind, mark.model) for mark in marks] == [("eviction", "a"), ("death", "a")]
     for _ in range(1000):
         history.mark("death", "b", NOW + 2)
     assert len(history.read("hour", NOW + 10)[1]) == 200
@@ -209,19 +209,19 @@ def test_any_clock_gives_steps_in_order_that_survive_a_restart(
     times: list[float], seed: int
 ) -> None:
     history, chance = History(), random.Random(seed)
-    for each in times:
+    for moment in times:
         models = {f"m{chance.randrange(60)}": _holding(chance.randrange(GB), 1) for _ in range(40)}
-        history.add(_sample(models, waiting=1), NOW + each)
+        history.add(_sample(models, waiting=1), NOW + moment)
         if chance.random() < 0.2:
             state = HistoryState.unpacked(history.state.packed)
             restored = History.restored(state)
             for span in SPANS:
-                now = NOW + each + 200
+                now = NOW + moment + 200
                 assert restored.read(span, now) == history.read(span, now)
             history = restored
     for span in SPANS:
         columns, _ = history.read(span, NOW + times[-1] + 200)
-        known = [each is not None for each in columns.budget_bytes]
+        known = [number is not None for number in columns.budget_bytes]
         assert known[0], "no gap leads"
         assert known[-1], "the last sample is there"
         length = columns.begins_at + len(known) * columns.step_s

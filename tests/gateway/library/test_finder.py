@@ -29,7 +29,7 @@ def models(tmp_path: Path) -> Path:
 
 
 def sources(found: Configuration) -> dict[str, str]:
-    return {model_id: at.path for model_id, at in found.located.items()}
+    return {model_id: place.path for model_id, place in found.located.items()}
 
 
 def aliases(found: Configuration, model_id: str) -> tuple[str, ...]:

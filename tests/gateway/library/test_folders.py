@@ -23,7 +23,7 @@ def test_a_stray_configuration_hides_no_models(tmp_path: Path) -> None:
     (encoder / "1_Pooling").mkdir(parents=True)
     for folder in (encoder, encoder / "1_Pooling"):
         shutil.copy(one / "config.json", folder)
-    found = {each.source: each.description.problem for each in search(str(models))}
+    found = {model.source: model.description.problem for model in search(str(models))}
     assert found.keys() == {str(one), str(two), str(encoder)}
     assert "there is no tokenizer" in (found[str(encoder)] or "")
 

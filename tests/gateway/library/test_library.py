@@ -53,12 +53,12 @@ def configuration(discover: tuple[str, ...], **fields: Any) -> Configuration:
     return Configuration(
         settings=Settings(
             discovery=DiscoverySettings(discover=discover),
-            models={each: ModelSettings(path=at) for each, at in models.items()},
+            models={item: ModelSettings(path=path) for item, path in models.items()},
             gateway=GatewaySettings(**fields),
         ),
         file=None,
         digest=None,
-        located={each: Located(at) for each, at in models.items()},
+        located={item: Located(path) for item, path in models.items()},
         absent={},
         sources={},
     )
@@ -211,7 +211,7 @@ def test_search_finds_models_in_folders(tmp_path: Path, monkeypatch: pytest.Monk
     near, far = demo(folders / "a"), demo(folders / "x" / "y" / "b")
     demo(folders / "x" / "y" / "z" / "too deep")
     demo(folders / ".hidden")
-    assert {each.source for each in search(str(folders))} == {str(near), str(far)}
+    assert {model.source for model in search(str(folders))} == {str(near), str(far)}
     with pytest.raises(OSError, match="nowhere"):
         search(str(tmp_path / "nowhere"))
 
@@ -219,13 +219,13 @@ def test_search_finds_models_in_folders(tmp_path: Path, monkeypatch: pytest.Monk
 def test_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache, folders = tmp_path / "cache", tmp_path / "models"
     monkeypatch.setenv("HF_HUB_CACHE", str(cache))
-    for each in ("me/chat", "you/chat", "me/mine"):
-        cached(cache, each)
+    for text in ("me/chat", "you/chat", "me/mine"):
+        cached(cache, text)
     cached(cache, "me/broken", model_type="whisper")
     folder = demo(folders / "chat")
     present = configuration(("huggingface", str(folders)), models={"own": "me/mine"})
     found = Finder().with_found(present)
-    assert {name: at.path for name, at in found.located.items()} == {
+    assert {name: place.path for name, place in found.located.items()} == {
         "own": "me/mine",
         "chat": str(folder),
         "me/chat": "me/chat",
@@ -256,8 +256,8 @@ def test_a_folder_that_is_away_for_a_moment_keeps_its_models(tmp_path: Path) -> 
 def test_removable_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = tmp_path / "cache"
     monkeypatch.setenv("HF_HUB_CACHE", str(cache))
-    for each in ("org/free", "org/loaded", "org/named", "org/draft"):
-        cached(cache, each)
+    for text in ("org/free", "org/loaded", "org/named", "org/draft"):
+        cached(cache, text)
     models = {"n": "org/named", "demo": str(DEMO_FOLDER)}
     finder = Finder()
     present = finder.with_found(configuration(("huggingface",), models=models))

@@ -7,11 +7,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.library.names import Claim, Claimant, Names, give_names, news, remembered
+from gateway.library.names import Claimant, NameClaim, Names, give_names, news, remembered
 
 
-def claim(home: str) -> Claim:
-    return Claim(home, home.rpartition("/")[2], "/".join(home.split("/")[-2:]))
+def claim(home: str) -> NameClaim:
+    return NameClaim(home, home.rpartition("/")[2], "/".join(home.split("/")[-2:]))
 
 
 def model(*homes: str) -> Claimant:
@@ -136,23 +136,23 @@ class Disks(RuleBasedStateMachine):
         assert len(everyone) == len(set(everyone))
         assert not self.tables & set(everyone)
         assert held.items() <= now.holders.items()
-        for each in found:
-            names = now.given.get(each.source, [])
+        for claimant in found:
+            names = now.given.get(claimant.source, [])
             had = [
                 name
-                for name in before.given.get(each.source, [])
+                for name in before.given.get(claimant.source, [])
                 if name not in self.tables and before.holders[name] in there
             ]
             assert set(had) <= set(names)
             # A table that is taken out gives back a name, which may have been the id before.
             if (
-                had[:1] == before.given.get(each.source, [])[:1]
+                had[:1] == before.given.get(claimant.source, [])[:1]
                 and self.tables == self.tables_before
             ):
                 assert had[:1] in ([], names[:1])
             if not names:
-                homes = {None, *(one.home for one in each.claims)}
-                for wanted in (name for one in each.claims for name in (one.name, one.longer)):
+                homes = {None, *(one.home for one in claimant.claims)}
+                for wanted in (name for one in claimant.claims for name in (one.name, one.longer)):
                     assert wanted in self.tables or now.holders.get(wanted) not in homes
         self.tables_before = set(self.tables)
 

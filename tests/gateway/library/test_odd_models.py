@@ -99,19 +99,19 @@ def test_the_others_are_found_and_the_odd_ones_removed(
     found = with_configured(finder.find(present.settings), present)
     entries = catalogue(found, present, {}, {})
     msgspec.json.encode(entries)
-    broken = [each for each in entries if each.problem is not None]
+    broken = [on_disk for on_disk in entries if on_disk.problem is not None]
     # What has no config.json that is a file is no model, and what has no name can't be named.
     names = ("main-not-ascii", "main-elsewhere", "main-empty", "main-pipe", "file", "loop")
-    in_cache = {f"org/{each}" for each in (*names, "dangling", "x" * 230)}
+    in_cache = {f"org/{text}" for text in (*names, "dangling", "x" * 230)}
     in_folders = {*ODD, "y" * 255} - OFFERED - {"config-device"}
-    assert {each.source for each in broken} == in_cache | {
-        str(folders / each) for each in in_folders
+    assert {model_on_disk.source for model_on_disk in broken} == in_cache | {
+        str(folders / in_folder) for in_folder in in_folders
     }
-    for each in broken:
-        assert look_up(entries, each.source) is each
-        remove(put_aside(each), each)
-    left = [each.source for place in ("huggingface", str(folders)) for each in search(place)]
-    assert sorted(left) == sorted(each.source for each in entries if each not in broken)
+    for on_disk in broken:
+        assert look_up(entries, on_disk.source) is on_disk
+        remove(put_aside(on_disk), on_disk)
+    left = [model.source for place in ("huggingface", str(folders)) for model in search(place)]
+    assert sorted(left) == sorted(entry.source for entry in entries if entry not in broken)
     assert not list(cache.glob(".removing*"))
     assert not list(folders.glob(".removing*"))
 
@@ -122,4 +122,4 @@ def test_a_configured_one_spoils_no_list(tmp_path: Path, monkeypatch: pytest.Mon
     _spoiled_cache(cache)
     models = {"odd": "org/main-not-ascii", "demo": str(demo(tmp_path / "fine"))}
     present = configuration((), models=models)
-    assert [each.source for each in with_configured([], present)] == [models["demo"]]
+    assert [model.source for model in with_configured([], present)] == [models["demo"]]

@@ -63,7 +63,7 @@ def test_processes_that_die_without_a_byte_are_not_started_for_ever() -> None:
     deaths = PullDeaths()
     assert [deaths.may_restart(0) for _ in range(6)] == [True, True, True, True, False, False]
     assert deaths.may_restart(10)
-    assert all(deaths.may_restart(10 + each) for each in range(1, 30))
+    assert all(deaths.may_restart(10 + index) for index in range(1, 30))
 
 
 def test_every_code_is_explained() -> None:

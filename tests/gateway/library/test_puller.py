@@ -55,7 +55,7 @@ def test_the_files_that_are_needed_land_in_the_cache(hub: Hub, tmp_path: Path) -
         done = puller.end()
     assert (plan.repository, plan.files, plan.total_bytes) == (NAME, len(WANTED), TOTAL)
     assert (plan.missing_bytes, plan.element_bytes) == (TOTAL, 2)
-    assert plan.weight_bytes == sum(len(FILES[each]) for each in FILES if "model-" in each)
+    assert plan.weight_bytes == sum(len(FILES[file]) for file in FILES if "model-" in file)
     assert plan.config["num_hidden_layers"] == 2
     assert isinstance(done, PullFinished)
     assert done.folder == str(tmp_path / FOLDER / "snapshots" / done.commit)
@@ -106,15 +106,15 @@ def test_a_killed_one_goes_on_where_it_was(hub: Hub, tmp_path: Path) -> None:
         puller.popen.kill()
     names = left(tmp_path)
     assert names
-    assert all("/blobs/" in each for each in names)
-    assert any(each.endswith(".incomplete") for each in names)
-    had = sum((tmp_path / each).stat().st_size for each in names)
+    assert all("/blobs/" in text for text in names)
+    assert any(name.endswith(".incomplete") for name in names)
+    had = sum((tmp_path / name).stat().st_size for name in names)
     hub.plan = lambda _name: Answer()
     hub.ranges.clear()
     again = Here(tmp_path, endpoint=hub.url)
     assert isinstance(again.run(), PullFinished)
     assert again.plan.missing_bytes == TOTAL - had
-    assert any(not each.startswith("bytes=0-") for each in hub.ranges if each)
+    assert any(not span.startswith("bytes=0-") for span in hub.ranges if span)
     check_whole(tmp_path)
 
 
@@ -174,14 +174,14 @@ def test_the_hub_that_is_busy_is_asked_again(hub: Hub, tmp_path: Path) -> None:
     hub.api_answers = [Answer(status=503), Answer(status=429, headers={"retry-after": "0"})]
     patient = Here(tmp_path, endpoint=hub.url)
     assert isinstance(patient.run(), PullFinished)
-    troubles = [each.trouble for each in patient.messages if isinstance(each, Progressed)]
-    assert any(each is not None and "too often" in each for each in troubles)
+    troubles = [message.trouble for message in patient.messages if isinstance(message, Progressed)]
+    assert any(trouble is not None and "too often" in trouble for trouble in troubles)
 
 
 def test_a_byte_that_was_wrong_once(hub: Hub, tmp_path: Path) -> None:
     name = "model-00001-of-00003.safetensors"
     answers = [Answer(body=bytes(len(FILES[name])))]
-    hub.plan = lambda each: answers.pop() if answers and each == name else Answer()
+    hub.plan = lambda text: answers.pop() if answers and text == name else Answer()
     assert isinstance(pull(tmp_path, endpoint=hub.url), PullFinished)
     check_whole(tmp_path)
 
@@ -189,12 +189,12 @@ def test_a_byte_that_was_wrong_once(hub: Hub, tmp_path: Path) -> None:
 def test_bytes_that_stay_wrong_are_never_offered(hub: Hub, tmp_path: Path) -> None:
     name = "model-00001-of-00003.safetensors"
     body = bytes(len(FILES[name]))
-    hub.plan = lambda each: Answer(body=body) if each == name else Answer()
+    hub.plan = lambda text: Answer(body=body) if text == name else Answer()
     failed = pull(tmp_path, endpoint=hub.url)
     assert isinstance(failed, HubFailure)
     assert (failed.code, name in failed.message) == ("wrong_bytes", True)
     assert not (tmp_path / FOLDER / "refs" / "main").exists()
-    assert digest(name, FILES[name]) not in {each.name for each in tmp_path.rglob("*")}
+    assert digest(name, FILES[name]) not in {path.name for path in tmp_path.rglob("*")}
 
 
 def test_a_spoiled_part_is_found_out(hub: Hub, tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_a_repository_that_is_pushed_to_meanwhile(hub: Hub, tmp_path: Path) -> N
 def test_another_file_of_the_same_size_is_not_read(hub: Hub, name: str) -> None:
     source = HubSource(hub.url, 60.0)
     listing = source.listing(NAME)
-    (file,) = (each for each in listing.files if each.name == name)
+    (file,) = (remote_file for remote_file in listing.files if remote_file.name == name)
     hub.repositories[NAME].files[name] = bytes(file.size_bytes)
     with pytest.raises(ChangedError, match="has changed"), source.read(listing, file, 0):
         pytest.fail("the file was read")
@@ -252,7 +252,7 @@ def test_a_quantization_is_a_repository_with_its_name(tmp_path: Path) -> None:
         assert asked.plan.repository == names[0]
         failed = pull(tmp_path, endpoint=hub.url, model="org/m:3bit")
     assert isinstance(failed, HubFailure)
-    assert all(each in failed.message for each in names)
+    assert all(name in failed.message for name in names)
 
 
 @pytest.mark.processes
@@ -306,12 +306,12 @@ def test_a_full_disk_is_said_before_it_begins(hub: Hub, tmp_path: Path) -> None:
     assert isinstance(failed, HubFailure)
     assert (failed.code, "are free" in failed.message) == ("disk_full", True)
     assert left(tmp_path) == []
-    assert not any("/resolve/" in each for each in hub.asked)
+    assert not any("/resolve/" in text for text in hub.asked)
 
 
 def _on_hub(folder: Path) -> dict[str, bytes]:
-    paths = (each for each in folder.rglob("*") if each.is_file())
-    return {each.relative_to(folder).as_posix(): each.read_bytes() for each in paths}
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
 SIDE = "optiq/optiq_vision.safetensors"
@@ -342,7 +342,7 @@ def test_files_of_load_are_pulled_and_served(
         done = pull(tmp_path / "cache", endpoint=hub.url)
     assert isinstance(done, PullFinished), done
     pulled = _on_hub(Path(done.folder))
-    assert {each for each in pulled if each.endswith(".safetensors")} == weights
+    assert {text for text in pulled if text.endswith(".safetensors")} == weights
     assert describe(Path(done.folder)).problem is None
 
 

@@ -49,7 +49,7 @@ def answer(job: SearchJob) -> SearchResult | HubFailure:
 def asked(hub: Hub, *words: str) -> dict[str, Candidate]:
     found = answer(SearchJob(words, hub.url))
     assert isinstance(found, SearchResult), found
-    return {each.repository: each for each in found.candidates}
+    return {candidate.repository: candidate for candidate in found.candidates}
 
 
 def failure(hub: Hub, *answers: Answer) -> HubFailure:
@@ -61,7 +61,7 @@ def failure(hub: Hub, *answers: Answer) -> HubFailure:
 
 def test_the_hub_is_asked_for_mlx_first(hub: Hub) -> None:
     assert set(asked(hub, "qwen3", "4b")) == {SMALL, PLAIN}
-    ways = [(each["filter"], each["sort"], each["search"]) for each in hub.searches]
+    ways = [(entry["filter"], entry["sort"], entry["search"]) for entry in hub.searches]
     assert ways == [
         (["mlx"], ["downloads"], ["qwen3 4b"]),
         (["mlx"], ["lastModified"], ["qwen3 4b"]),
@@ -162,7 +162,7 @@ def test_a_folder_is_searched_instead(tmp_path: Path) -> None:
 def order(text: str, *candidates: Candidate) -> list[str]:
     room = Room(10**9, 10**9, 0)
     found = rank_candidates(words_of(text), candidates, room, {}, now=10 * YEAR_S)
-    return [each.repository for each in found.results]
+    return [result.repository for result in found.results]
 
 
 def candidate(name: str, downloads: int = 1000, age_years: float = 0.0, **rest: Any) -> Candidate:
@@ -182,7 +182,9 @@ def test_the_order() -> None:
     used = candidate("f/Qwen3-4B-4bit", 900)
     unknown = Candidate(repository="g/Qwen3-4B-4bit", mlx=True)
     ordered = order("Qwen3 4B", unknown, old, broken, plain, newer, new, used)
-    assert ordered == [each.repository for each in (used, new, old, unknown, newer, plain, broken)]
+    assert ordered == [
+        candidate.repository for candidate in (used, new, old, unknown, newer, plain, broken)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -203,9 +205,9 @@ def test_whether_it_fits(free_bytes: int, possible_bytes: int, fits: str) -> Non
 
 def test_well_known_models() -> None:
     found = well_known(Room(3 * 10**9, 6 * 10**9, 10**8), {})
-    sizes = [each.weight_bytes or 0 for each in found.results]
+    sizes = [result.weight_bytes or 0 for result in found.results]
     assert sizes == sorted(sizes)
-    kinds = [each.fits for each in found.results]
+    kinds = [finding.fits for finding in found.results]
     assert list(dict.fromkeys(kinds)) == ["now", "after unloading", "never"]
     assert found.dated is not None
 
@@ -218,5 +220,5 @@ def test_a_process_that_ends_without_an_answer(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_well_known_models_can_be_pulled_by_their_names() -> None:
-    for each in WELL_KNOWN:
-        assert parse_reference(each.repository).repository == each.repository
+    for candidate in WELL_KNOWN:
+        assert parse_reference(candidate.repository).repository == candidate.repository

@@ -107,8 +107,8 @@ async def test_full_disk_is_reported_until_it_has_room(archive: Archive, events:
 
 
 def _remove_all(folder: Path) -> None:
-    for each in folder.iterdir():
-        each.unlink()
+    for path in folder.iterdir():
+        path.unlink()
 
 
 LOG = "mailbox.sqlite-wal"

@@ -45,15 +45,17 @@ class _Life(RuleBasedStateMachine):
     @rule(full=st.sets(st.sampled_from(MODELS)))
     def start(self, full: set[str]) -> None:
         def free(model: str) -> bool:
-            busy = sum(each.model == model for each in self.running)
+            busy = sum(place.model == model for place in self.running)
             return model not in full and busy < CONCURRENCY
 
-        may = [each for each in self.waiting if free(each.model)]
+        may = [queue_place for queue_place in self.waiting if free(queue_place.model)]
         turn = self.queue.next(CONCURRENCY, full)
         if turn is None:
             assert not may
             return
-        assert turn == max(may, key=lambda each: each.priority), "max has the first of them"
+        assert turn == max(may, key=lambda queue_place: queue_place.priority), (
+            "max has the first of them"
+        )
         self.waiting.remove(turn)
         self.running.append(turn)
 
@@ -86,16 +88,16 @@ class _Life(RuleBasedStateMachine):
     @rule(seconds=st.integers(0, 10))
     def time_passes(self, seconds: int) -> None:
         self.now += seconds
-        late = [each for each in self.waiting if each.deadline_at <= self.now]
+        late = [place for place in self.waiting if place.deadline_at <= self.now]
         assert set(self.queue.start_overdue(self.now)) == set(late)
-        self.waiting = [each for each in self.waiting if each not in late]
+        self.waiting = [queue_place for queue_place in self.waiting if queue_place not in late]
         self.running += late
 
     @invariant()
     def everybody_is_somewhere(self) -> None:
         assert self.queue.owners.total() == len(self.waiting)
-        assert all(self.queue.waits(each.name) for each in self.waiting)
-        assert all(self.queue.runs(each.name) for each in self.running)
+        assert all(self.queue.waits(place.name) for place in self.waiting)
+        assert all(self.queue.runs(queue_place.name) for queue_place in self.running)
 
 
 def test_queue_loses_no_answer() -> None:
@@ -108,7 +110,7 @@ def test_model_does_not_hold_up_another() -> None:
         queue.add(_turn(name))
     queue.add(_turn("other", "b", -5))
     taken = [queue.next(CONCURRENCY) for _ in range(4)]
-    assert [each and each.name[1] for each in taken] == ["1", "2", "other", None]
+    assert [place and place.name[1] for place in taken] == ["1", "2", "other", None]
 
 
 def test_unknown_answer_changes_nothing() -> None:
@@ -121,8 +123,8 @@ def test_unknown_answer_changes_nothing() -> None:
 def test_exhausted_owner_waits_and_stays_in_turn() -> None:
     queue = BackgroundQueue()
     mine, other = QueuePlace(("me", "r"), "a", 0, 1e9), QueuePlace(("you", "r"), "a", 0, 1e9)
-    for each in (mine, other):
-        queue.add(each)
+    for place in (mine, other):
+        queue.add(place)
     assert queue.owners == {"me": 1, "you": 1}
     assert queue.next(CONCURRENCY, (), ["me"]) == other
     assert queue.next(CONCURRENCY, (), ["me"]) is None

@@ -112,10 +112,10 @@ async def test_each_sees_its_own(client: httpx.AsyncClient, api: str, owner: str
             answers.append(await client.post(f"{path}/cancel", headers=headers))
         if other == owner:
             assert answers[0].json()["id"] == _id(api, other)
-            assert all(each.status_code != 404 for each in answers)
+            assert all(answer.status_code != 404 for answer in answers)
         else:
             answers.append(await client.delete(path, headers=headers))
-            assert {each.status_code for each in answers} == {404}
+            assert {response.status_code for response in answers} == {404}
             assert answers[0].json()["error"]["code"] == "not_found"
     # Neither has one of the other API's.
     (wrong,) = set(PATHS) - {api}
@@ -123,7 +123,7 @@ async def test_each_sees_its_own(client: httpx.AsyncClient, api: str, owner: str
     assert (await client.get(path, headers=headers)).status_code == 404
     if api == "chat":
         listed = (await client.get(PATHS[api], headers=headers)).json()
-        assert [each["id"] for each in listed["data"]] == [_id(api, owner)]
+        assert [item["id"] for item in listed["data"]] == [_id(api, owner)]
     assert (await client.delete(f"{PATHS[api]}/{_id(api, owner)}", headers=headers)).json()[
         "deleted"
     ]
@@ -134,7 +134,7 @@ async def test_pages_of_items(client: httpx.AsyncClient) -> None:
 
     async def page(query: str) -> tuple[list[str], bool]:
         listed = (await client.get(f"{path}?{query}")).json()
-        ids = [each["id"] for each in listed["data"]]
+        ids = [item["id"] for item in listed["data"]]
         assert [listed["first_id"], listed["last_id"]] == ([ids[0], ids[-1]] if ids else [None] * 2)
         return ids, listed["has_more"]
 

@@ -125,13 +125,15 @@ class _Life(RuleBasedStateMachine):
     def crash(self) -> None:
         self.store = Store(self.path)
         found = self.store.open()
-        assert {each.id for each in found} == self.pending.keys()
-        assert [int(each.id) for each in found] == sorted(int(each.id) for each in found)
-        for each in found:
-            expected = self.deaths.get(each.id, 0) + (each.id in self.begun)
-            assert each.deaths == expected
-            self.deaths[each.id] = expected
-            self.pending[each.id] = each
+        assert {mailbox_entry.id for mailbox_entry in found} == self.pending.keys()
+        assert [int(mailbox_entry.id) for mailbox_entry in found] == sorted(
+            int(mailbox_entry.id) for mailbox_entry in found
+        )
+        for mailbox_entry in found:
+            expected = self.deaths.get(mailbox_entry.id, 0) + (mailbox_entry.id in self.begun)
+            assert mailbox_entry.deaths == expected
+            self.deaths[mailbox_entry.id] = expected
+            self.pending[mailbox_entry.id] = mailbox_entry
         self.begun.clear()
 
     @invariant()
@@ -304,7 +306,7 @@ def test_answer_without_room_is_refused(store: Store) -> None:
 
 def test_files_have_narrow_rights(store: Store, tmp_path: Path) -> None:
     store.put(_ended(_entry("r")), _outcome(), b"", AMPLE)
-    modes = {each.name: stat.S_IMODE(each.stat().st_mode) for each in tmp_path.iterdir()}
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
     assert "mailbox.sqlite-wal" in modes
     assert set(modes.values()) == {0o600}
 
@@ -314,8 +316,8 @@ def test_expired_answers_leave_disk(store: Store, tmp_path: Path) -> None:
     store.put(_ended(_entry("r")), _outcome(secret), b"", AMPLE)
     store.expire(AMPLE, 10.0 + AMPLE.keep_s)
     store.close()
-    assert all(b"a secret" not in each.read_bytes() for each in tmp_path.iterdir())
-    assert sum(each.stat().st_size for each in tmp_path.iterdir()) < len(secret)
+    assert all(b"a secret" not in path.read_bytes() for path in tmp_path.iterdir())
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < len(secret)
 
 
 def test_a_damaged_file_is_put_aside(store: Store, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ class Account(Admission):
     ) -> None:
         """Load a model that fits; with something `wanted` it borrows that, and holds it."""
         self.claim(name, floor, priority, at, pinned=pinned)
-        assert name in {each.model_id for each in self.decide(at)}
+        assert name in {item.model_id for item in self.decide(at)}
         self.ready(name, at, reload_s=reload_s)
         self.record_use(name, priority=priority, busy=busy, last_used=last_used)
         self.need(name, used, wanted, least, held=held, prompt=prompt)
@@ -99,11 +99,11 @@ class Account(Admission):
 
     def obey(self, decisions: list[Decision]) -> None:
         """Every worker keeps to the limit that it was told."""
-        for each in decisions:
-            if isinstance(each, LimitChange):
-                allocation = self.ledger.allocation(each.model_id)
+        for decision in decisions:
+            if isinstance(decision, LimitChange):
+                allocation = self.ledger.allocation(decision.model_id)
                 assert allocation is not None
-                self.record_need(each.model_id, allocation.need, each.limit_bytes)
+                self.record_need(decision.model_id, allocation.need, decision.limit_bytes)
 
     def limit(self, name: str) -> float:
         allocation = self.ledger.allocation(name)

@@ -30,7 +30,7 @@ class TestRoomForALoad:
         account.claim("b", 40)
         account.claim("c", 1)
         assert account.decide(LATER) == [admits("a", 60), admits("b", 40)]
-        assert [each.model_id for each in account.claims] == ["c"]
+        assert [claim.model_id for claim in account.claims] == ["c"]
         assert account.free == 0
         account.gone("b")
         assert account.decide(LATER) == [admits("c", 1)]
@@ -120,7 +120,7 @@ class TestRoomForALoad:
         account.claim("huge", 71)
         account.record_use("huge", priority=9, busy=True, last_used=0.0)
         assert account.decide(LATER) == [Refuse("huge", 71 * UNIT, 70 * UNIT)]
-        assert [each.model_id for each in account.claims] == ["new"]
+        assert [claim.model_id for claim in account.claims] == ["new"]
         account.pin("pinned", pinned=False)
         account.claim("huge", 71, now=LATER)
         assert account.decide(LATER) == []

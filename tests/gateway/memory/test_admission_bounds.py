@@ -31,7 +31,7 @@ def test_model_with_memory_can_not_ask_for_more() -> None:
     assert list(admission.claims) == []
     admission.gone("a")
     admission.ask("a", 60 * GB, 0, 1.0)
-    assert [each.model_id for each in admission.claims] == ["a"]
+    assert [claim.model_id for claim in admission.claims] == ["a"]
 
 
 def test_ready_model_may_be_evicted_unless_pinned() -> None:
@@ -57,7 +57,7 @@ def test_claim_for_exactly_the_possible_bytes_waits() -> None:
     admission.ask("just", 60 * GB, 0, 1.0)
     admission.ask("over", 60 * GB + 1, 0, 1.0)
     assert admission.decide(1.0) == [Refuse("over", 60 * GB + 1, 60 * GB)]
-    assert [each.model_id for each in admission.claims] == ["just"]
+    assert [claim.model_id for claim in admission.claims] == ["just"]
 
 
 def test_no_spare_has_room_without_an_order() -> None:
@@ -153,7 +153,9 @@ def test_claims_are_served_by_priority_then_by_age() -> None:
 def test_a_moment_of_it_is_none() -> None:
     shortage = Shortage()
     levels: list[Pressure | None] = ["warn", "critical", None, "warn", "normal"]
-    assert [shortage.lasting(each, 4.9 * index) for index, each in enumerate(levels)] == [None] * 5
+    assert [shortage.lasting(level, 4.9 * index) for index, level in enumerate(levels)] == [
+        None
+    ] * 5
 
 
 def test_critical_counts_as_warn_until_it_has_lasted_itself() -> None:
@@ -187,5 +189,5 @@ def test_pressure_counts_only_if_it_lasts(readings: list[tuple[Pressure | None, 
         begun = max(
             (index for index, (read_at, _) in enumerate(past) if now - read_at >= 5.0), default=None
         )
-        least = 0 if begun is None else min(order.index(each) for _, each in past[begun:])
+        least = 0 if begun is None else min(order.index(item) for _, item in past[begun:])
         assert counts == (order[least] if least >= order.index("warn") else None)

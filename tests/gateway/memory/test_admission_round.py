@@ -8,11 +8,11 @@ from tests.gateway.memory.account import LATER, PATIENCE_S, UNIT, Account, lends
 
 
 def _replaced(account: Account, now: float) -> list[str]:
-    return [each.model_id for each in account.decide(now) if isinstance(each, Replace)]
+    return [replace.model_id for replace in account.decide(now) if isinstance(replace, Replace)]
 
 
 def _evicted(account: Account, now: float) -> list[str]:
-    return [each.model_id for each in account.decide(now) if isinstance(each, Evict)]
+    return [evict.model_id for evict in account.decide(now) if isinstance(evict, Evict)]
 
 
 def test_worker_is_not_replaced_for_bytes_that_others_can_spare() -> None:

@@ -54,7 +54,7 @@ def _held_bytes(model: Any, tokens: int) -> int:
         mx.eval(model(ids, cache=caches))
     # Windows are cut back to their size with the first token that is generated.
     mx.eval(model(mx.array([[5]]), cache=caches))
-    return sum(each.nbytes for each in caches)
+    return sum(cache.nbytes for cache in caches)
 
 
 @pytest.mark.parametrize("name", BUILT)
@@ -164,7 +164,7 @@ class TestFloor:
         result = _estimate(shapes.DEMO, 32768)
         config = json.loads((shapes.DEMO / "config.json").read_text())
         assert result.context_tokens == config["max_position_embeddings"]
-        assert sum(each.bytes for each in result.lines) == result.floor_bytes
+        assert sum(line.bytes for line in result.lines) == result.floor_bytes
         assert result.fixed_bytes < result.floor_bytes <= result.whole_bytes
 
     def test_it_has_one_sequence_of_ordinary_length(self) -> None:
@@ -178,7 +178,7 @@ class TestFloor:
 
     def test_weights_have_no_margin(self) -> None:
         result = _estimate(shapes.DEMO, 1024)
-        margin = next(each.bytes for each in result.lines if each.name == "margin")
+        margin = next(line.bytes for line in result.lines if line.name == "margin")
         uncertain = result.floor_bytes - margin - result.fixed_bytes
         assert margin == int(uncertain * 1.15) - uncertain
         assert result.fixed_bytes == PROCESS_BYTES[BackEnd.CPU] + result.weight_bytes
@@ -188,7 +188,7 @@ class TestFloor:
         measured = _estimate(shapes.DEMO, 1024, measured=70_000_000)
         assert measured.fixed_bytes == 70_000_000
         assert measured.floor_bytes - 70_000_000 == calculated.floor_bytes - calculated.fixed_bytes
-        assert sum(each.bytes for each in measured.lines) == measured.floor_bytes
+        assert sum(line.bytes for line in measured.lines) == measured.floor_bytes
 
 
 class TestRoom:

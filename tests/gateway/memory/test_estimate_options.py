@@ -77,7 +77,7 @@ def test_attention_over_quantized_caches_is_no_kernel() -> None:
     """So its scores take room where those of others don't."""
     tokens, heads = 8192, 4
     plain, quantized = (
-        working_bytes(CONFIG, 2, tokens, BackEnd.METAL, quantized=each) for each in (False, True)
+        working_bytes(CONFIG, 2, tokens, BackEnd.METAL, quantized=flag) for flag in (False, True)
     )
     assert quantized - plain == heads * LARGEST_CHUNK_TOKENS * tokens * 2
     assert _estimate(LoadOptions(8)).token_bytes < _estimate(LoadOptions()).token_bytes
@@ -90,8 +90,8 @@ def test_an_adapter_counts_with_what_is_loaded_of_it(tmp_path: Path) -> None:
     )
     assert adapted.adapter_bytes == 2 * 64 * 8 * 4
     assert adapted.floor_bytes == plain.floor_bytes + adapted.adapter_bytes
-    assert sum(each.bytes for each in adapted.lines) == adapted.floor_bytes
-    assert [each.name for each in adapted.lines][1:3] == ["weights", "adapter"]
+    assert sum(line.bytes for line in adapted.lines) == adapted.floor_bytes
+    assert [estimate_line.name for estimate_line in adapted.lines][1:3] == ["weights", "adapter"]
 
 
 def test_an_adapter_that_is_damaged(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_draft_model_counts_with_weights_and_caches() -> None:
         more = drafted.limit_bytes(rows, tokens) - plain.limit_bytes(rows, tokens)
         own_bytes = drafted.draft_bytes + plain.shape.peak_bytes(rows, known)
         assert own_bytes <= more <= 1.2 * own_bytes
-    assert sum(each.bytes for each in drafted.lines) == drafted.floor_bytes
+    assert sum(line.bytes for line in drafted.lines) == drafted.floor_bytes
 
 
 @pytest.mark.parametrize("kind", ["qwen3_5", "deepseek_v3"])
@@ -119,11 +119,11 @@ def test_an_own_head_counts_with_weights_and_caches(kind: str, tmp_path: Path) -
     own = OwnHead(kind)
     weights = own.converted()
     heads = {name for name in weights if re.search(r"mtp\.|layers\.4\.", name)}
-    without = {name: each for name, each in weights.items() if name not in heads}
+    without = {name: weight for name, weight in weights.items() if name not in heads}
     terms = EstimateTerms(8192, 512, PROCESS, None, BackEnd.CPU)
     plain = estimate(write(tmp_path / "plain", own.config, without), terms)
     headed = estimate(write(tmp_path / "headed", own.config, weights), terms)
-    assert headed.weight_bytes - plain.weight_bytes == sum(weights[each].nbytes for each in heads)
+    assert headed.weight_bytes - plain.weight_bytes == sum(weights[head].nbytes for head in heads)
     model, _ = load_weights(tmp_path / "headed", own_head=True)
     draft, sizes = make_head_draft(model, 3, NO_CACHES)
     assert draft is not None
@@ -142,7 +142,7 @@ def test_measurements_are_of_one_set_of_files(tmp_path: Path) -> None:
     assert plain == model_key(shapes.DEMO, None, LoadOptions(kv_bits=8)), (
         "it is empty when measured"
     )
-    keys = {plain, *(model_key(shapes.DEMO, None, each) for each in _sets(adapter))}
+    keys = {plain, *(model_key(shapes.DEMO, None, options) for options in _sets(adapter))}
     assert len(keys) == 4
     before = model_key(shapes.DEMO, None, LoadOptions(adapter=adapter))
     os.utime(adapter / "adapters.safetensors", (2e9, 2e9))
@@ -181,14 +181,14 @@ def _of_ranks(options: LoadOptions) -> Estimate:
 def test_every_rank_is_a_process_and_has_the_embedding_whole() -> None:
     alone, two = _of_ranks(ALONE), _of_ranks(TWO)
     with safe_open(DEMO / "model.safetensors", framework="numpy") as file:
-        outside = [each for each in file.keys() if ".layers." not in each]  # noqa: SIM118
-        outside_bytes = sum(file.get_tensor(each).nbytes for each in outside)
+        outside = [key for key in file.keys() if ".layers." not in key]  # noqa: SIM118
+        outside_bytes = sum(file.get_tensor(item).nbytes for item in outside)
     assert two.weight_bytes == alone.weight_bytes + outside_bytes
     assert two.process_bytes == 2 * PROCESS
     assert two.working_bytes == 2 * alone.working_bytes
     # The heads are divided.
     assert two.shape == alone.shape
-    assert sum(each.bytes for each in two.lines) == two.floor_bytes
+    assert sum(line.bytes for line in two.lines) == two.floor_bytes
 
 
 def test_single_rank_in_each_memory_takes_its_part_alone() -> None:
@@ -218,7 +218,8 @@ def test_the_part_of_the_rank_that_has_most(
 
 def test_measurements_are_of_as_many_ranks() -> None:
     keys = {
-        model_key(DEMO, None, each) for each in (ALONE, TWO, LoadOptions(ranks=4, ranks_here=4))
+        model_key(DEMO, None, options)
+        for options in (ALONE, TWO, LoadOptions(ranks=4, ranks_here=4))
     }
     assert len(keys) == 3
 

@@ -297,12 +297,12 @@ def test_the_numbers(name: str) -> None:
         estimate, budget = _estimated(CASES[name]), working_set * GIB - HEADROOM
         size = fit(estimate, budget)
         context = size.context_tokens if size.fits else 0
-        found[working_set] = (context, *(estimate.rows(budget, each) for each in LENGTHS))
+        found[working_set] = (context, *(estimate.rows(budget, length) for length in LENGTHS))
     assert found == TABLE[name]
 
 
 def test_cache_of_a_token_as_published() -> None:
     """96 KiB of Qwen3-30B-A3B, 320 KiB of Llama-3.3-70B, 68.6 KiB of DeepSeek-V3."""
     names = ("Qwen3-30B-A3B", "Llama-3.3-70B", "DeepSeek-V3")
-    sizes = [_estimated(CASES[each]).shape.full_token_bytes for each in names]
+    sizes = [_estimated(CASES[name]).shape.full_token_bytes for name in names]
     assert sizes == [96 * 1024, 320 * 1024, 70_272]

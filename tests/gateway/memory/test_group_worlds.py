@@ -48,7 +48,7 @@ class GroupedWorld(World):
         super().create(floors, pinned, priorities, lags_s, kinds)
         groups: list[Group] = []
         for kind, numbers in wanted:
-            names = tuple(str(each) for each in sorted(numbers) if str(each) in self.models)
+            names = tuple(str(number) for number in sorted(numbers) if str(number) in self.models)
             group = Group(kind, names, "together" in kind, "swap" in kind, "reserve" in kind)
             if len(names) > 1 and self._goes_with(group, groups):
                 groups.append(group)
@@ -57,30 +57,30 @@ class GroupedWorld(World):
             self.admission.know(model.name, model.floor)
 
     def _goes_with(self, new: Group, groups: list[Group]) -> bool:
-        if new.swap and any(self.models[each].pinned for each in new.models):
+        if new.swap and any(self.models[model].pinned for model in new.models):
             return False
-        for each in groups:
-            shared = {*each.models} & {*new.models}
-            if shared and ((each.together and new.together) or (each.reserve and new.reserve)):
+        for group in groups:
+            shared = {*group.models} & {*new.models}
+            if shared and ((group.together and new.together) or (group.reserve and new.reserve)):
                 return False
-            if len(shared) > 1 and (each.together, each.swap) != (new.together, new.swap):
+            if len(shared) > 1 and (group.together, group.swap) != (new.together, new.swap):
                 return False
         return True
 
     def check(self) -> None:
         super().check()
         groups = self.admission.ledger.groups
-        alive = {each.name for each in self.models.values() if each.process is not None}
+        alive = {model.name for model in self.models.values() if model.process is not None}
         for group in groups.all:
             assert not group.swap or len(alive & {*group.models}) <= 1, "they exclude each other"
         reserved = 0
         for group in groups.reserving:
-            sizes = [self.models[each].floor for each in group.models]
+            sizes = [self.models[name].floor for name in group.models]
             reserved += max(sizes) if group.swap else sum(sizes)
         others = sum(
-            each.floor
-            for each in self.models.values()
-            if each.process in ("loading", "ready") and not groups.reserved(each.name)
+            model.floor
+            for model in self.models.values()
+            if model.process in ("loading", "ready") and not groups.reserved(model.name)
         )
         assert not others or others + reserved <= BUDGET, "the room that is kept is somebody's"
 
@@ -138,7 +138,7 @@ def _displaced_by_its_company(patch: pytest.MonkeyPatch) -> None:
         _room_that_is_taken,
         pytest.param(_displaced_by_its_company, marks=pytest.mark.slow),
     ],
-    ids=lambda each: each.__name__.strip("_"),
+    ids=lambda item: item.__name__.strip("_"),
 )
 def test_a_defect_is_caught(defect: object, monkeypatch: pytest.MonkeyPatch) -> None:
     assert callable(defect)

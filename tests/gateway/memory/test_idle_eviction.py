@@ -24,7 +24,7 @@ def _wanting(
 
 
 def _gone(decided: list[Decision]) -> list[str]:
-    return [each.model_id for each in decided if isinstance(each, Evict)]
+    return [evict.model_id for evict in decided if isinstance(evict, Evict)]
 
 
 def test_an_idle_model_goes_after_a_slice() -> None:
@@ -57,7 +57,7 @@ def test_model_that_was_just_loaded_stays() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"priority": 1}, {"pinned": True}, {"busy": True}], ids=lambda each: str(each)
+    "settings", [{"priority": 1}, {"pinned": True}, {"busy": True}], ids=lambda item: str(item)
 )
 def test_protected_models_stay(settings: dict[str, int]) -> None:
     account = _wanting(**settings)

@@ -289,7 +289,7 @@ def test_pages_of_workers_killed_with_a_gateway_are_stranded_once() -> None:
     mac = Mac(LeakCheck(TOTAL, msgspec.structs.replace(RECORD, bytes=0)))
     mac.others = level
     found = mac.pass_by(200)
-    assert [each.model_id for each in found] == ["demo"]
+    assert [leak.model_id for leak in found] == ["demo"]
 
 
 class Machine(RuleBasedStateMachine):
@@ -530,7 +530,7 @@ async def test_stranded_bytes_are_emitted_written_and_withheld(
         assert (ledger.usable_bytes, ledger.undecided_bytes) == (40 * GB - undecided, undecided)
     pass_by(60, 24 * GB, {})
     assert (ledger.usable_bytes, ledger.undecided_bytes) == (20 * GB, 0)
-    emitted = [(each.kind, each.model, each.fields) for each in events.recent(2)]
+    emitted = [(event.kind, event.model, event.fields) for event in events.recent(2)]
     assert emitted == [
         (
             "return",

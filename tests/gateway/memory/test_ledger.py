@@ -122,9 +122,9 @@ def test_companions_are_used_together() -> None:
     ledger.share_companions({"d"})
     first = _holder(ledger, "a", 10)
     assert first.companions_busy
-    others = [_holder(ledger, each, 10) for each in ("b", "c")]
-    for each, last_used in zip(others, (5.0, 9.0), strict=True):
-        each.busy, each.last_used = False, last_used
+    others = [_holder(ledger, text, 10) for text in ("b", "c")]
+    for other, last_used in zip(others, (5.0, 9.0), strict=True):
+        other.busy, other.last_used = False, last_used
     ledger.share_companions(())
     assert (first.companions_busy, first.companions_used) == (False, 9.0)
 

@@ -163,20 +163,20 @@ BORROWERS = st.lists(st.tuples(st.integers(-1, 1), st.integers(0, 50)), min_size
 @given(pool=st.integers(-20, 200), borrowers=BORROWERS)
 def test_any_pool_is_shared_as_it_should_be(pool: int, borrowers: list[Borrower]) -> None:
     lent = shares(pool, borrowers)
-    assert set(lent) == {each.model_id for each in borrowers}
+    assert set(lent) == {borrower.model_id for borrower in borrowers}
     assert sum(lent.values()) <= max(0, pool)
-    for each in borrowers:
-        assert 0 <= lent[each.model_id] <= each.wanted_bytes
-    short = [each for each in borrowers if lent[each.model_id] < each.wanted_bytes]
+    for borrower in borrowers:
+        assert 0 <= lent[borrower.model_id] <= borrower.wanted_bytes
+    short = [borrower for borrower in borrowers if lent[borrower.model_id] < borrower.wanted_bytes]
     # What can't be divided among so many may stay.
     left = max(0, pool) - sum(lent.values())
     assert left == 0 or not short
-    for each in short:
+    for borrower in short:
         for other in borrowers:
-            if other.priority < each.priority:
+            if other.priority < borrower.priority:
                 assert lent[other.model_id] == 0, "a lower priority has what a higher one wants"
-            if other.priority == each.priority:
-                assert lent[other.model_id] <= lent[each.model_id] + 1, "an equal has more"
+            if other.priority == borrower.priority:
+                assert lent[other.model_id] <= lent[borrower.model_id] + 1, "an equal has more"
 
 
 def test_small_wants_are_met_and_the_rest_is_divided() -> None:

@@ -123,7 +123,7 @@ def test_two_in_each_others_way_both_finish(floor: int, size: int) -> None:
         model.waiting.append(Row(0.0, 100.0, size * UNIT, int(PROMPT_S)))
     for _ in range(1000):
         world._second()
-    assert [len(each.waiting) + len(each.running) for each in world.models.values()] == [0, 0]
+    assert [len(model.waiting) + len(model.running) for model in world.models.values()] == [0, 0]
 
 
 def test_idle_loans_go_before_caches_and_those_before_idle_models() -> None:
@@ -184,5 +184,5 @@ def test_the_smallest_set_that_is_enough(missing: int, chosen: list[str]) -> Non
         _holder("dear", 10, priority=1),
         _holder("idle", 10),
     ]
-    found = enough_to_evict(candidates, missing, LATER, lambda each: each.going_bytes)
-    assert [each.model_id for each in found] == chosen
+    found = enough_to_evict(candidates, missing, LATER, lambda allocation: allocation.going_bytes)
+    assert [allocation.model_id for allocation in found] == chosen

@@ -32,8 +32,8 @@ class NoReservation(Admission):
 
     def decide(self, now: float) -> list[Decision]:
         decisions = super().decide(now)
-        for each in self.ledger.allocations:
-            each.limit_bytes = each.obeyed_bytes = 0
+        for allocation in self.ledger.allocations:
+            allocation.limit_bytes = allocation.obeyed_bytes = 0
         return decisions
 
 
@@ -80,9 +80,9 @@ class Twice(Admission):
 
     def decide(self, now: float) -> list[Decision]:
         decisions = super().decide(now)
-        for each in self.ledger.allocations:
-            if each.ending:
-                each.limit_bytes = each.obeyed_bytes = each.footprint_bytes = 0
+        for allocation in self.ledger.allocations:
+            if allocation.ending:
+                allocation.limit_bytes = allocation.obeyed_bytes = allocation.footprint_bytes = 0
         return decisions
 
 
@@ -91,9 +91,9 @@ class TooEarly(Admission):
 
     def decide(self, now: float) -> list[Decision]:
         decisions = super().decide(now)
-        for each in self.ledger.allocations:
-            each.obeyed_bytes = min(each.obeyed_bytes, each.limit_bytes)
-            each.footprint_bytes = min(each.footprint_bytes, each.limit_bytes)
+        for allocation in self.ledger.allocations:
+            allocation.obeyed_bytes = min(allocation.obeyed_bytes, allocation.limit_bytes)
+            allocation.footprint_bytes = min(allocation.footprint_bytes, allocation.limit_bytes)
         return decisions
 
     def record(self, model_id: str, reading: WorkerReading) -> None:
@@ -131,7 +131,7 @@ class LostGrant(AdmissionRound):
         TooEarly,
         LostGrant,
     ],
-    ids=lambda each: each.__name__,
+    ids=lambda item: item.__name__,
 )
 def test_a_defect_is_caught(
     defect: type[Admission] | type[AdmissionRound], monkeypatch: pytest.MonkeyPatch

@@ -113,7 +113,7 @@ class Model:
 
     @property
     def used(self) -> int:
-        return self.least + sum(each.size for each in self.running)
+        return self.least + sum(row.size for row in self.running)
 
     @property
     def footprint(self) -> int:
@@ -125,9 +125,9 @@ class Model:
         return held
 
     def need(self) -> MemoryNeed:
-        wanted = self.used + sum(each.size for each in self.waiting)
+        wanted = self.used + sum(row.size for row in self.waiting)
         first = [*self.running, *self.waiting][:1]
-        least = self.least + sum(each.size for each in first)
+        least = self.least + sum(row.size for row in first)
         prompt = next((e.number for e in self.running[:1] if e.computed_s < e.prompt_s), 0)
         return MemoryNeed(
             self.used, wanted, least, len(self.waiting), prompt, self.cache, 2 * self.cache + UNIT
@@ -150,12 +150,12 @@ class Model:
         self.known = self.taken
         if self.kind == "by use" and self.running:
             self.taken = min(FAT, self.taken + UNIT)
-        for each in self.running:
-            if each.computed_s < each.prompt_s:
-                each.computed_s += 1
+        for row in self.running:
+            if row.computed_s < row.prompt_s:
+                row.computed_s += 1
             else:
-                each.left_s -= 1.0
-        self.running = [each for each in self.running if each.left_s > 0]
+                row.left_s -= 1.0
+        self.running = [row for row in self.running if row.left_s > 0]
         self.grow_cache()
 
     def obey(self) -> None:
@@ -312,8 +312,8 @@ class World(RuleBasedStateMachine):
             model.take_in()
             if model.running:
                 # It gets on: those behind may wait for those before them.
-                for each in [*model.running, *model.waiting]:
-                    each.since = self.now
+                for row in [*model.running, *model.waiting]:
+                    row.since = self.now
             self.admission.record_need(model.name, model.need(), model.limit)
             self.admission.record(
                 model.name, WorkerReading(model.footprint, model.footprint, model.limit)
@@ -340,15 +340,15 @@ class World(RuleBasedStateMachine):
         """As a worker does that knows the most that it can get."""
         most = self.admission.ledger.attainable_bytes(model.name)
         assert most is not None
-        fits = [each for each in model.waiting if model.least - model.known + each.size <= most]
+        fits = [row for row in model.waiting if model.least - model.known + row.size <= most]
         model.waiting = fits
 
     def _is_wanted_along(self, model: Model) -> bool:
         """One that it is loaded with is asked for."""
         companions = self.admission.ledger.groups.companions(model.name)
         return any(
-            each.waiting and each.process is None and each.name in companions
-            for each in self.models.values()
+            model.waiting and model.process is None and model.name in companions
+            for model in self.models.values()
         )
 
     def _perform(self, decision: Decision) -> None:
@@ -427,30 +427,32 @@ class World(RuleBasedStateMachine):
 
     def check(self) -> None:
         ledger = self.admission.ledger
-        alive = [each for each in self.models.values() if each.process is not None]
-        beside = sum(each.beside + each.taken for each in alive)
+        alive = [model for model in self.models.values() if model.process is not None]
+        beside = sum(model.beside + model.taken for model in alive)
         # What a process may take by right; what it takes beside that is nobody's decision.
-        rights = sum(max(each.limit, each.ordered) for each in alive)
+        rights = sum(max(model.limit, model.ordered) for model in alive)
         grown = sum(
             max(0, allocation.limit_bytes - self.models[allocation.model_id].limit)
             for allocation in ledger.allocations
         )
         assert rights + ledger.spare_bytes <= BUDGET + beside + grown, "over the budget"
-        assert {each.model_id for each in ledger.allocations} == {each.name for each in alive}
+        assert {allocation.model_id for allocation in ledger.allocations} == {
+            model.name for model in alive
+        }
         for claim in self.admission.claims:
             assert self.models[claim.model_id].process is None
         for model in self.models.values():
-            for each in model.waiting[:1]:
+            for row in model.waiting[:1]:
                 stuck = not model.running
-                if stuck and self.now - each.since > BOUND_S:
+                if stuck and self.now - row.since > BOUND_S:
                     story = "\n".join(self.story)
                     raise AssertionError(f"{model.name} starves\n{story}\n{self.models}")
 
     def check_that_groups_are_whole(self, decisions: list[Decision]) -> None:
         """What is loaded together is admitted together."""
-        for each in decisions:
-            if isinstance(each, Admit):
-                for other in self.admission.ledger.groups.companions(each.model_id):
+        for decision in decisions:
+            if isinstance(decision, Admit):
+                for other in self.admission.ledger.groups.companions(decision.model_id):
                     assert self.models[other].process in ("loading", "ready"), "half a group"
 
     def check_that_idle_models_make_room(self) -> None:
@@ -458,31 +460,33 @@ class World(RuleBasedStateMachine):
         ledger = self.admission.ledger
         if ledger.groups.all:
             return  # Some idle ones stay with those that they were loaded with.
-        if ledger.free_bytes < 0 or any(each.starved_since is not None for each in ledger.steady):
+        if ledger.free_bytes < 0 or any(
+            allocation.starved_since is not None for allocation in ledger.steady
+        ):
             return
         needed = sum(claim.needed_bytes for claim in self.admission.claims)
         missing = needed - ledger.free_bytes - ledger.coming_bytes
-        for each in ledger.allocations:
-            if missing > 0 and each.yields and not each.busy:
-                assert each.going_bytes < missing, f"{each.model_id} is in the way"
+        for allocation in ledger.allocations:
+            if missing > 0 and allocation.yields and not allocation.busy:
+                assert allocation.going_bytes < missing, f"{allocation.model_id} is in the way"
 
     def check_that_nobody_waits_for_what_is_free(self) -> None:
         """Nor for what it was told to give back itself, if nobody else waits for that."""
         ledger = self.admission.ledger
         if ledger.groups.all:
             return  # Some wait for those that they are loaded with.
-        missing = [each.needed_bytes for each in self.admission.claims]
-        for each in ledger.steady:
-            least = min(each.need.least_bytes, ledger.possible_for(each.model_id))
-            if least > each.limit_bytes:
-                missing.append(max(0, least - each.limit_bytes - each.returning_bytes))
+        missing = [claim.needed_bytes for claim in self.admission.claims]
+        for allocation in ledger.steady:
+            least = min(allocation.need.least_bytes, ledger.possible_for(allocation.model_id))
+            if least > allocation.limit_bytes:
+                missing.append(max(0, least - allocation.limit_bytes - allocation.returning_bytes))
         free = ledger.free_bytes
         if missing:
             assert sum(missing) > free, f"{missing} are waited for, and {free} are free"
             return
-        short = [each for each in ledger.steady if each.short]
+        short = [allocation for allocation in ledger.steady if allocation.short]
         # Who was too large a moment ago has to wait.
-        if short and all(self.now - each.outgrew_at >= REBALANCE_S for each in short):
+        if short and all(self.now - allocation.outgrew_at >= REBALANCE_S for allocation in short):
             assert free <= 0, f"{short} wait, and {free} are free"
             alone = len(short) == 1 and free == 0
             assert not alone or not short[0].returning_bytes, f"{short} give back, and {free}"

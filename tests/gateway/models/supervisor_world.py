@@ -202,7 +202,7 @@ class ModelWorld:
         self.worker.ends(CRASHED)
 
     def emitted(self, kind: str) -> list[dict[str, object]]:
-        return [each.fields for each in self.events.recent(100) if each.kind == kind]
+        return [event.fields for event in self.events.recent(100) if event.kind == kind]
 
     def _record(self) -> None:
         handle = self.supervisor.condition.handle

@@ -29,7 +29,7 @@ async def test_a_load_enters_the_condition_once_a_state(tmp_path: Path) -> None:
         (ModelEvent.LOADED, State.LOADING, State.READY),
     ]
     assert world.nested == 0
-    assert [type(each) for each in world.worker.sent] == [Load, *5 * [Generate]]
+    assert [type(message) for message in world.worker.sent] == [Load, *5 * [Generate]]
 
 
 async def test_a_request_that_comes_while_its_worker_ends_is_an_event(tmp_path: Path) -> None:

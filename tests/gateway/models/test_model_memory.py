@@ -111,7 +111,7 @@ async def test_limit_before_the_first_need_is_sent_with_that_need(tmp_path: Path
     await world.read(10 * GB)
     assert world.sent == [], "it is not known to listen yet"
     world.need(used=15 * GB, wanted=16 * GB)
-    assert [each.limit_bytes for each in world.sent] == [18 * GB]
+    assert [limit.limit_bytes for limit in world.sent] == [18 * GB]
     world.need(used=15 * GB, wanted=16 * GB)
     assert len(world.sent) == 1
     await world.scheduler.close()

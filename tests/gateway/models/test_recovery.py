@@ -130,10 +130,10 @@ async def test_pauses_come_before_the_breaker_opens_and_an_order_closes_it(
     world.crash()
     assert world.state is State.FAILED
     assert recovery.retry_after_s == 300
-    assert [each["verdict"] for each in world.emitted("breaker")] == [
+    assert [entry["verdict"] for entry in world.emitted("breaker")] == [
         *("back off", "back off", "give up")
     ]
-    assert [each["deaths"] for each in world.emitted("breaker")] == [3, 4, 5]
+    assert [entry["deaths"] for entry in world.emitted("breaker")] == [3, 4, 5]
     assert world.emitted("breaker")[-1]["next_attempt_s"] == pytest.approx(300.0)
     assert failure(world).retry_after_s == 300
     assert (
@@ -213,7 +213,7 @@ async def test_repeated_deaths_show_until_an_order(world: ModelWorld) -> None:
     (emitted,) = world.emitted("caution")
     assert (emitted["error"], emitted["deaths"]) == ("SIGSEGV", 3)
     assert "`bulkhead logs m`" in str(emitted["reason"])
-    assert [each.error for each in deaths.repeated(now)] == ["SIGSEGV"]
+    assert [death.error for death in deaths.repeated(now)] == ["SIGSEGV"]
     world.supervisor.load()
     assert deaths.repeated(now) == []
 
@@ -255,7 +255,7 @@ async def test_an_end_that_was_ordered_is_no_death(world: ModelWorld) -> None:
     world.come_up()
     assert recovery.restarts == 0
     assert started_by(world) == {"operator": 1}
-    assert [each["expected"] for each in world.emitted("exit")] == [True]
+    assert [item["expected"] for item in world.emitted("exit")] == [True]
     assert world.memory.gone_pids == [1001]
 
 
@@ -352,8 +352,8 @@ async def test_memory_that_did_not_come_back_ends_the_restarts(world: ModelWorld
 @pytest.mark.parametrize("hangs", [False, True])
 async def test_death_with_a_request_to_blame_does_not_count(world: ModelWorld, hangs: bool) -> None:
     # The first death of each counts: it might be the worker's own fault.
-    for each in range(2):
-        request = world.request(f"poison {each}")
+    for index in range(2):
+        request = world.request(f"poison {index}")
         for _ in range(2):
             assert not request.over
             if hangs:

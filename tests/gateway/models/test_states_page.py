@@ -21,7 +21,7 @@ def _rows(heading: str, page: str = PAGE) -> dict[str, list[str]]:
     rows = {}
     for line in section.splitlines():
         if line.startswith(("| `", "| **`")):
-            names, *cells = (each.strip() for each in line.strip("|").split("|"))
+            names, *cells = (word.strip() for word in line.strip("|").split("|"))
             for name in names.translate({ord("`"): None, ord("*"): None}).split(", "):
                 rows[name] = cells
     return rows
@@ -44,7 +44,7 @@ def test_every_event_is_explained() -> None:
 
 def test_the_guide_says_what_to_do() -> None:
     states = _rows("## States, and what to do")
-    assert set(states) == {str(each) for each in State}
+    assert set(states) == {str(state) for state in State}
     events = _rows("## Events, and what to do")
     assert set(events) == set(get_args(Kind))
     assert all(all(cells) for cells in (*states.values(), *events.values()))

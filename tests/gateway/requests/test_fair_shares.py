@@ -166,7 +166,7 @@ def test_turns_are_neither_saved_nor_owed_for_ever() -> None:
     # Nobody has a request: whoever comes next begins like all others.
     shares.meet({})
     shares.meet({"a": 1, "b": 1, "c": 1})
-    assert len({shares.turn_s(each) for each in "abc"}) == 1
+    assert len({shares.turn_s(character) for character in "abc"}) == 1
 
 
 def test_it_is_the_turn_of_whoever_has_had_the_least() -> None:
@@ -188,11 +188,11 @@ def test_remembered_sharers_are_bounded_and_their_seconds_are_summed(
     present: list[Mapping[str, int]],
 ) -> None:
     shares, all_s = FairShares(), 0.0
-    for each in present:
-        shares.meet(each)
-        shares.charge(dict.fromkeys(each, 0.25))
-        all_s += 0.25 * len(each)
-        assert len(shares.in_turn) <= max(64, len(each))
+    for entry in present:
+        shares.meet(entry)
+        shares.charge(dict.fromkeys(entry, 0.25))
+        all_s += 0.25 * len(entry)
+        assert len(shares.in_turn) <= max(64, len(entry))
         assert len(shares.costs) <= 65
     assert sum(shares.costs.values()) == pytest.approx(all_s)
     assert all(name == OTHERS or name.isdecimal() for name in shares.costs)

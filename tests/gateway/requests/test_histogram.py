@@ -23,6 +23,6 @@ def test_each_bucket_has_what_is_at_most_its_bound(
     values += bounds
     for value in values:
         histogram.observe(value)
-    expected = [(bound, sum(each <= bound for each in values)) for bound in bounds]
+    expected = [(bound, sum(number <= bound for number in values)) for bound in bounds]
     assert histogram.buckets() == [*expected, (math.inf, len(values))]
     assert histogram.sum == pytest.approx(sum(values))

@@ -36,7 +36,7 @@ def test_failed_requests_are_not_measured() -> None:
     meter.end(Ended("/v1/completions", "m", "ok"), 2.0)
     meter.end(Ended("/v1/completions", "m", "queue_full"), 0.001)
     meter.end(Ended("/livez", "", "ok"), 0.001)
-    assert {model: each.sum for model, each in meter.whole_s.items()} == {"m": 2.0}
+    assert {model: histogram.sum for model, histogram in meter.whole_s.items()} == {"m": 2.0}
     assert sum(meter.ended.values()) == 3
 
 

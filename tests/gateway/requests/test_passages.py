@@ -47,8 +47,8 @@ async def test_passages_run_in_turn_and_the_guard_hears_of_none() -> None:
     traffic = _traffic()
     first, last, urgent = _passage("1"), _passage("2", keep_alive_s=9), _passage("3", priority=5)
     traffic.connect(_connection(_nothing_is_sent))
-    for each in (first, last, urgent):
-        traffic.submit(each)
+    for request in (first, last, urgent):
+        traffic.submit(request)
         traffic.dispatch()
     assert await _address(first) == PLACE
     assert (traffic.queue.running, traffic.queue.waiting) == (1, 2)

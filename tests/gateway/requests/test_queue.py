@@ -86,7 +86,7 @@ class _Life(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def remove_one(self, data: st.DataObject) -> None:
-        if not (here := sorted(self.known - self.gone, key=lambda each: each.id)):
+        if not (here := sorted(self.known - self.gone, key=lambda item: item.id)):
             return
         request = data.draw(st.sampled_from(here))
         assert self.queue.remove(request) == (request in self.running)
@@ -96,14 +96,14 @@ class _Life(RuleBasedStateMachine):
 
     @invariant()
     def nobody_is_lost(self) -> None:
-        assert sorted(each.id for each in self.queue) == sorted(
-            each.id for each in self.known - self.gone
+        assert sorted(request.id for request in self.queue) == sorted(
+            request.id for request in self.known - self.gone
         )
         assert self.queue.running == len(self.running) <= MOST
 
     @invariant()
     def a_suspect_runs_alone(self) -> None:
-        if any(each.progress.suspect for each in self.running):
+        if any(request.progress.suspect for request in self.running):
             assert len(self.running) == 1
 
     def teardown(self) -> None:
@@ -195,7 +195,7 @@ class TestPriority:
             queue.add(request)
             if name == "plain":
                 assert queue.highest_priority == 10, "a low one takes nothing from the others"
-        assert [each.id for each in queue] == ["high", "plain", "middle", "low"]
+        assert [request.id for request in queue] == ["high", "plain", "middle", "low"]
         assert queue.highest_priority == 20
 
 
@@ -225,7 +225,7 @@ class TestDeadline:
         queue.add(_request("new", 10.0))
         queue.put_off(5.0)
         assert queue.take_overdue(14.9) == []
-        assert [each.id for each in queue.take_overdue(15.0)] == ["s", "parked", "new"]
+        assert [request.id for request in queue.take_overdue(15.0)] == ["s", "parked", "new"]
         assert running.deadline_at == 10.0
 
     def test_of_what_runs_only_what_has_no_token_yet_is_overdue(self) -> None:
@@ -306,7 +306,7 @@ class TestSuspects:
         queue.add(_request("new"))
         parked, first, second = _request("parked"), _suspect("first"), _suspect("second")
         queue.park([parked, first, second])
-        assert [each.id for each in queue] == ["first", "second", "parked", "new"]
+        assert [request.id for request in queue] == ["first", "second", "parked", "new"]
         assert queue.waiting == 4
         assert _start(queue) == ["first"]
         assert (queue.running, queue.blamed, queue.waiting) == (1, 1, 3)
@@ -329,7 +329,7 @@ class TestSuspects:
         first.progress.delivered.extend(range(SUSPECT_TOKENS))
         assert queue.release_suspect(first)
         assert queue.running == 0
-        assert [each.id for each in queue] == ["second", "parked", "first"]
+        assert [request.id for request in queue] == ["second", "parked", "first"]
         assert _start(queue) == ["second"]
 
     def test_removed_request_leaves_the_suspect_alone(self) -> None:
@@ -340,7 +340,7 @@ class TestSuspects:
         assert _start(queue) == ["first"]
         assert not queue.remove(other)
         assert _start(queue) == []
-        assert [each.id for each in queue.take_running()] == ["first"]
+        assert [request.id for request in queue.take_running()] == ["first"]
         assert _start(queue) == ["new"]
 
 
@@ -351,7 +351,7 @@ def test_the_queue_is_bounded_and_equals_keep_their_order() -> None:
         queue.add(_request(name))
     with pytest.raises(QueueFullError):
         queue.add(_request("c"))
-    assert [each.id for each in queue.take_waiting()] == ["parked", "a", "b"]
+    assert [request.id for request in queue.take_waiting()] == ["parked", "a", "b"]
     assert (queue.waiting, list(queue)) == (0, [])
 
 
@@ -360,7 +360,7 @@ def test_parked_requests_precede_waiting_ones_in_their_order() -> None:
     queue.add(_request("new"))
     queue.park([_request("parked")])
     queue.park([_request("a"), _request("b")])
-    assert [each.id for each in queue] == ["a", "b", "parked", "new"]
+    assert [request.id for request in queue] == ["a", "b", "parked", "new"]
 
 
 def test_places_are_the_order_in_which_they_start() -> None:
@@ -369,7 +369,7 @@ def test_places_are_the_order_in_which_they_start() -> None:
         queue.add(_request(name))
     _start(queue)
     queue.park([_request("parked")])
-    places = [(place, each.id) for place, each in queue.places()]
+    places = [(place, request.id) for place, request in queue.places()]
     assert places == [(None, "a"), (1, "parked"), (2, "b"), (3, "c")]
 
 
@@ -382,9 +382,9 @@ def test_the_oldest_that_runs_is_the_first_that_arrived() -> None:
 
 
 def test_those_of_an_earlier_gateway_go_on_where_they_stood() -> None:
-    running, suspect, parked, waiting = (_request(each) for each in ("r", "s", "p", "w"))
-    for each in (running, suspect, parked):
-        each.progress.next_message("same")
+    running, suspect, parked, waiting = (_request(text) for text in ("r", "s", "p", "w"))
+    for request in (running, suspect, parked):
+        request.progress.next_message("same")
     suspect.progress.record_death()
     queue = RequestQueue(DEPTH, MOST, priority=0)
     queue.restore([running], [waiting, parked, suspect])

@@ -74,22 +74,22 @@ async def test_refused_request_is_freed_with_its_reader(answers: int) -> None:
     refusal = Refusal("model_unavailable", "gone", retry_after_s=5, param="prompt")
 
     async def read(requests: list[Request]) -> None:
-        for each in requests:
-            each.refuse(refusal)
+        for request in requests:
+            request.refuse(refusal)
         with contextlib.suppress(Refusal):
             async with contextlib.aclosing(pieces(requests)) as arriving:
                 async for _ in arriving:
                     pass
 
     requests = [_request() for _ in range(answers)]
-    left = [weakref.ref(each) for each in requests]
+    left = [weakref.ref(request) for request in requests]
     gc.disable()
     try:
         await read(requests)
         requests.clear()
         # Tasks that have ended are the loop's for another turn.
         await asyncio.sleep(0)
-        assert [each() for each in left] == [None] * answers
+        assert [reference_type() for reference_type in left] == [None] * answers
     finally:
         gc.enable()
     assert refusal.__traceback__ is None
@@ -114,7 +114,7 @@ async def test_a_shortcut_has_what_comes_while_the_reader_waits_but_for_the_end(
     await asyncio.sleep(0)
     _arrive(request, Delta("r", (1,), (Text("b"),)))
     _arrive(request, Delta("r", (1,), (Text("c"),)))
-    assert [each.parts for each in written] == [(Text("b"),), (Text("c"),)]
+    assert [answer_piece.parts for answer_piece in written] == [(Text("b"),), (Text("c"),)]
     takes = False
     _arrive(request, Delta("r", (1,), (Text("d"),)))
     takes = True

@@ -25,7 +25,7 @@ LATER = 1e6
 
 
 def _named(queue: RequestQueue) -> list[str]:
-    return [each.terms.sharer for each in queue.in_order[1]]
+    return [item.terms.sharer for item in queue.in_order[1]]
 
 
 def _start(queue: RequestQueue) -> list[Request]:
@@ -41,7 +41,7 @@ class TestQueue:
     def test_a_sharer_with_fewer_takes_the_place_of_the_newest_of_the_one_with_most(self) -> None:
         queue = RequestQueue(4, 1, priority=0)
         waiting = [request("a", at=float(i)) for i in range(4)]
-        assert [queue.add(each) for each in waiting] == [None] * 4
+        assert [queue.add(item) for item in waiting] == [None] * 4
         with pytest.raises(QueueFullError):
             queue.add(request("a"))
         assert queue.add(request("b")) is waiting[3]
@@ -90,9 +90,9 @@ class TestQueue:
         assert _named(queue) == ["c", "a", "b", "a", "a", "c"]
         started = []
         while found := _start(queue):
-            started += [each.terms.sharer for each in found]
-            for each in found:
-                queue.remove(each)
+            started += [item.terms.sharer for item in found]
+            for item in found:
+                queue.remove(item)
         assert started == ["c", "a", "b", "a", "a", "c"]
 
 
@@ -100,8 +100,8 @@ class TestPlaces:
     def test_the_newest_without_a_token_waits_again_before_its_sharers_others(self) -> None:
         queue = RequestQueue(9, 3, priority=0)
         flood = [request("a", at=float(i)) for i in range(5)]
-        for each in flood:
-            queue.add(each)
+        for item in flood:
+            queue.add(item)
         assert _start(queue) == flood[:3]
         flood[2].progress.delivered.append(7)
         queue.add(coming := request("b", at=9.0))
@@ -120,8 +120,8 @@ class TestPlaces:
         for i in range(4):
             queue.add(request("a", at=float(i)))
         running = _start(queue)
-        for each in running:
-            each.progress.delivered.append(7)
+        for item in running:
+            item.progress.delivered.append(7)
         queue.add(request("b", at=9.0))
         queue.add(request("b", at=9.0))
         assert queue.make_way(9.4) is None
@@ -145,13 +145,13 @@ class TestPlaces:
             change.coming.progress.next_message("same")
             queue.run(change.coming)
         running, _ = queue.in_order
-        assert [each.terms.sharer for each in running].count("b") == 6
+        assert [item.terms.sharer for item in running].count("b") == 6
 
     def test_no_place_of_a_higher_priority_and_none_of_a_passage(self) -> None:
         queue = RequestQueue(9, 2, priority=0)
         passages = [Request(Passage(str(i)), Terms(deadline_s=1e9, key="a"), 0.0) for i in range(2)]
-        for each in passages:
-            queue.add(each)
+        for passage in passages:
+            queue.add(passage)
         assert _start(queue) == passages
         queue.add(request("b"))
         assert queue.make_way(LATER) is None
@@ -176,7 +176,7 @@ class _World(RuleBasedStateMachine):
     @rule(sharer=st.sampled_from("abc"), priority=st.sampled_from((None, None, 1)))
     def arrive(self, sharer: str, priority: int | None) -> None:
         new = request(sharer, 100, {"a": 1, "b": 1, "c": 3}[sharer], priority, self.now)
-        counts = [each.terms.sharer for each in self.queue]
+        counts = [item.terms.sharer for item in self.queue]
         try:
             leaving = self.queue.add(new)
         except QueueFullError:
@@ -203,7 +203,7 @@ class _World(RuleBasedStateMachine):
             found.progress.next_message("same")
             self.queue.run(found)
             self.running.append(found)
-        if not any(each.progress.suspect for each in self.queue):
+        if not any(item.progress.suspect for item in self.queue):
             assert len(self.running) == min(3, len(self.here))
 
     @rule(data=st.data(), seconds=st.floats(0.0, 5.0))
@@ -221,19 +221,19 @@ class _World(RuleBasedStateMachine):
     def the_worker_dies(self, blame: bool) -> None:
         taken_ = self.queue.take_running()
         assert set(taken_) == set(self.running)
-        for each in taken_:
-            if blame and each.progress.record_death():
-                self.here.remove(each)
-        self.queue.park([each for each in taken_ if each in self.here])
+        for item in taken_:
+            if blame and item.progress.record_death():
+                self.here.remove(item)
+        self.queue.park([item for item in taken_ if item in self.here])
         self.running = []
 
     @rule(data=st.data())
     def remove_one(self, data: st.DataObject) -> None:
         if self.here:
-            found = data.draw(st.sampled_from(sorted(self.here, key=lambda each: each.id)))
+            found = data.draw(st.sampled_from(sorted(self.here, key=lambda item: item.id)))
             assert self.queue.remove(found) == (found in self.running)
             self.here.remove(found)
-            self.running = [each for each in self.running if each is not found]
+            self.running = [item for item in self.running if item is not found]
 
     @invariant()
     def nobody_is_lost(self) -> None:
@@ -241,8 +241,8 @@ class _World(RuleBasedStateMachine):
         running, waiting = self.queue.in_order
         assert set(running) == set(self.running)
         assert len(running) + len(waiting) == len(self.here)
-        assert sum(each.running for each in self.queue.sharers()) == len(running)
-        assert sum(each.waiting for each in self.queue.sharers()) == len(waiting)
+        assert sum(sharer.running for sharer in self.queue.sharers()) == len(running)
+        assert sum(count.waiting for count in self.queue.sharers()) == len(waiting)
 
 
 def test_random_worlds() -> None:
@@ -301,11 +301,11 @@ async def test_measured_seconds_decide_the_next_turn() -> None:
     world = _Served(running=2)
     world.ask("a1", "a")
     world.ask("b1", "b")
-    sent = {each.sharer for each in world.sent if isinstance(each, Generate | Embed)}
-    first = next(each for each in world.sent if isinstance(each, Generate))
+    sent = {message.sharer for message in world.sent if isinstance(message, Generate | Embed)}
+    first = next(message for message in world.sent if isinstance(message, Generate))
     assert len(sent) == 2
     world.traffic.costs(Costs(seconds={first.sharer: 3.0, "unknown": 9.0}))
     assert world.traffic.queue.shares.costs == {"a": 3.0, "b": 0.0}
     for name, sharer in (("a2", "a"), ("b2", "b")):
         world.ask(name, sharer)
-    assert [each.id for each in world.traffic.queue.in_order[1]] == ["b2", "a2"]
+    assert [item.id for item in world.traffic.queue.in_order[1]] == ["b2", "a2"]

@@ -105,8 +105,8 @@ async def test_request_that_waits_for_memory_in_a_worker_has_a_deadline() -> Non
     traffic = Traffic("m", QueueBounds(2, 2, 0), host, EventLog())
     traffic.tick(100.0, remind_after_s=1e9)
     waits, begun = _request("waits"), _request("begun")
-    for each in (waits, begun):
-        traffic.submit(each)
+    for request in (waits, begun):
+        traffic.submit(request)
     traffic.connect(WorkerConnection(sent.append, "f", 100))
     traffic.rendered(Rendered(request_id="begun.1", token_ids=b"", last=True))
     traffic.output(Output(step=1, deltas=(Delta("begun.1", (5,), (Text("a"),)),)))
@@ -132,8 +132,8 @@ async def test_a_prompt_with_several_answers_counts_once() -> None:
         100.0,
         repeats_prompt=True,
     )
-    for each in (first, other):
-        traffic.submit(each)
+    for request in (first, other):
+        traffic.submit(request)
     sent: list[Message] = []
     traffic.connect(WorkerConnection(sent.append, "f", 100))
     for wire_id in ("a.1", "b.1"):
@@ -181,15 +181,15 @@ async def test_request_finished_by_another_gateway_is_not_sent_again() -> None:
     sent: list[Message] = []
     traffic = Traffic("m", QueueBounds(4, 1, 0), Waiting(), EventLog())
     running, answered, refused, left = map(_request, ("running", "answered", "refused", "left"))
-    for each in (running, answered, refused, left):
-        traffic.submit(each)
+    for request in (running, answered, refused, left):
+        traffic.submit(request)
     traffic.connect(WorkerConnection(sent.append, "f", 100))
     traffic.hand_over(_NextGateway())
     running.deliver(Delta("", (5,), (Text("a"),), "stop", Usage(1, 1)), 101.0)
     answered.deliver(Delta("", (5,), (Text("a"),), "stop", Usage(1, 1)), 101.0)
     refused.refuse(Refusal("internal_error", "It failed there."))
     traffic.take_back()
-    generated = [each.request_id for each in sent if isinstance(each, Generate)]
+    generated = [message.request_id for message in sent if isinstance(message, Generate)]
     assert generated == ["running.1", "left.1"]
     assert (traffic.queue.running, traffic.queue.waiting) == (1, 0)
 

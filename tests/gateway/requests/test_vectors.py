@@ -66,13 +66,13 @@ def _part(wire_id: str, *numbers: float, dimensions: int = 2, last: bool = False
 async def test_vectors_come_in_parts() -> None:
     traffic, request = _traffic(), _embed()
     traffic.submit(request)
-    assert [type(each) for each in _connect(traffic)] == [Embed]
+    assert [type(message) for message in _connect(traffic)] == [Embed]
     assert traffic.embedded(_part("r.1", 1, 2))
     assert not request.over
     assert traffic.embedded(_part("r.1", 3, 4, 5, 6, last=True))
     piece = await taken(request)
     assert piece.usage == Usage(8, 0)
-    assert [struct.unpack("<2f", request.vectors[each]) for each in range(3)] == [
+    assert [struct.unpack("<2f", request.vectors[index]) for index in range(3)] == [
         (1, 2),
         (3, 4),
         (5, 6),
@@ -134,8 +134,8 @@ async def test_vectors_that_cannot_be_end_the_worker(parts: list[Embedded]) -> N
     traffic.submit(_embed())
     _connect(traffic)
     *before, last = parts
-    for each in before:
-        traffic.embedded(each)
+    for embedded in before:
+        traffic.embedded(embedded)
     with pytest.raises(ProtocolBreachError):
         traffic.embedded(last)
 
@@ -163,16 +163,16 @@ async def test_missing_ability_is_refused_before_and_after_a_load(
     traffic = _traffic()
     assert traffic.abilities is None
     early = [_text("text"), _embed("embed"), _embed("rank", query="q")]
-    for each in early:
-        traffic.submit(each)
+    for request in early:
+        traffic.submit(request)
     sent = _connect(traffic, abilities)
-    assert [each.id for each in early if each.over] == refused
+    assert [request.id for request in early if request.over] == refused
     assert len(sent) == 3 - len(refused)
-    for each in (_text("text"), _embed("embed"), _embed("rank", query="q")):
-        if each.id not in refused:
+    for request in (_text("text"), _embed("embed"), _embed("rank", query="q")):
+        if request.id not in refused:
             continue
         with pytest.raises(Refusal) as late:
-            traffic.submit(each)
+            traffic.submit(request)
         assert (late.value.code, late.value.param) == ("invalid_request_error", "model")
     traffic.drain()
     # The next one may be another model.

@@ -13,7 +13,7 @@ NOW = 1_800_000_000.0
 
 
 def test_few_starts_in_short_time_give_caution() -> None:
-    starts = [NOW - 10.0 * each for each in range(1, LIMIT + 1)]
+    starts = [NOW - 10.0 * index for index in range(1, LIMIT + 1)]
     assert caution(starts[:-1], NOW) is None
     assert f"the last {LIMIT} starts within 30 min" in str(caution(starts, NOW))
 
@@ -25,8 +25,8 @@ def test_starts_in_far_future_do_not_count() -> None:
 
 @given(st.lists(st.floats(0, 3 * WINDOW_S), max_size=8))
 def test_only_recent_starts_count(ages_s: list[float]) -> None:
-    starts = [NOW - each for each in ages_s]
-    young = sum(each < WINDOW_S for each in ages_s)
+    starts = [NOW - number for number in ages_s]
+    young = sum(number < WINDOW_S for number in ages_s)
     assert len(recent(starts, NOW)) == young
     assert (caution(starts, NOW) is not None) == (young >= LIMIT)
 
@@ -35,8 +35,8 @@ def test_record_warns_after_limit_until_orderly_end(tmp_path: Path) -> None:
     path = tmp_path / "starts.json"
     first = StartRecord(path, NOW)
     assert (first.follows_crash, first.caution) == (False, None)
-    for each in range(1, LIMIT):
-        start = StartRecord(path, NOW + each)
+    for index in range(1, LIMIT):
+        start = StartRecord(path, NOW + index)
         assert (start.follows_crash, start.caution) == (True, None)
     assert StartRecord(path, NOW + LIMIT).caution is not None
     careful = StartRecord(path, NOW + LIMIT + 1)
@@ -48,8 +48,8 @@ def test_record_warns_after_limit_until_orderly_end(tmp_path: Path) -> None:
 
 def test_record_does_not_grow(tmp_path: Path) -> None:
     path = tmp_path / "starts.json"
-    for each in range(100):
-        StartRecord(path, NOW + each * WINDOW_S / 2)
+    for index in range(100):
+        StartRecord(path, NOW + index * WINDOW_S / 2)
     assert path.stat().st_size < 200
 
 

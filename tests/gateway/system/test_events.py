@@ -18,12 +18,15 @@ async def test_a_follower_gets_what_comes() -> None:
         log.emit("exit", "demo", pid=1)
         log.emit("state", "demo", before="ready", after="unloaded")
         async with asyncio.timeout(1):
-            assert [each.kind for each in await follower.next_events()] == ["exit", "state"]
+            assert [next_event.kind for next_event in await follower.next_events()] == [
+                "exit",
+                "state",
+            ]
         waiting = asyncio.create_task(follower.next_events())
         await asyncio.sleep(0)
         log.emit("start", "demo", pid=2)
         async with asyncio.timeout(1):
-            assert [each.fields for each in await waiting] == [{"pid": 2}]
+            assert [event.fields for event in await waiting] == [{"pid": 2}]
         log.close()
         async with asyncio.timeout(1):
             assert await follower.next_events() == []
@@ -34,9 +37,9 @@ def test_the_last_events_of_a_model() -> None:
     log = EventLog()
     for model in ("a", "b", None, "a", "b", "a"):
         log.emit("start", model)
-    ids = [each.id for each in log.recent(6)]
-    assert [each.id for each in log.recent(2, "b")] == [ids[1], ids[4]]
-    assert [each.id for each in log.recent(2)] == ids[4:]
+    ids = [event.id for event in log.recent(6)]
+    assert [event.id for event in log.recent(2, "b")] == [ids[1], ids[4]]
+    assert [event.id for event in log.recent(2)] == ids[4:]
     assert log.recent(0, "a") == []
 
 
@@ -56,9 +59,9 @@ def test_stored_events_are_bounded() -> None:
         log.emit("start", "demo")
     assert len(log.recent(5000)) == 1000
     last = log.recent(1)[0].id
-    assert [each.id for each in log.recent(2)] == [last - 1, last]
+    assert [event.id for event in log.recent(2)] == [last - 1, last]
     assert log.recent(0) == []
-    assert [each.id for each in log.after(last - 2)] == [last - 1, last]
+    assert [event.id for event in log.after(last - 2)] == [last - 1, last]
     assert log.after(last) == []
     assert len(log.after(17)) == 1000, "of an earlier gateway"
 

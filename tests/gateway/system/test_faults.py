@@ -24,7 +24,7 @@ def test_a_fault_is_said_once_a_minute_and_counted() -> None:
     )
     assert faults.recent(121.0 + 600.0) == []
     assert faults.record("a loop", OSError("too many"), 1000.0)
-    assert [each.times for each in faults.recent(1000.0)] == [1]
+    assert [fault.times for fault in faults.recent(1000.0)] == [1]
 
 
 def test_each_kind_is_said_by_itself_and_they_are_bounded() -> None:
@@ -35,7 +35,7 @@ def test_each_kind_is_said_by_itself_and_they_are_bounded() -> None:
     for number in range(1000):
         faults.record(f"task {number}", OSError("x" * 10_000), 1.0)
     assert len(faults.recent(1.0)) == 50
-    assert max(len(each.reason) for each in faults.recent(1.0)) == 500
+    assert max(len(fault.reason) for fault in faults.recent(1.0)) == 500
 
 
 async def test_whatever_fails_on_the_loop_is_seen(caplog: pytest.LogCaptureFixture) -> None:
@@ -65,7 +65,7 @@ async def test_whatever_fails_on_the_loop_is_seen(caplog: pytest.LogCaptureFixtu
         async with asyncio.timeout(30):
             await enough.wait()
         await tasks.cancel_all()
-    found = {each.what: each for each in faults.recent(time.time())}
+    found = {fault.what: fault for fault in faults.recent(time.time())}
     assert set(found) == {
         "owner: loop failed",
         "owner: one failed",

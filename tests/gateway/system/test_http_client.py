@@ -116,8 +116,8 @@ async def test_a_sink_gets_the_pieces_that_come_while_the_reader_waits() -> None
     async def answer(head, reader, writer) -> None:
         writer.write(CHUNKED % b"a/b")
         await more.wait()
-        for each in (b"a", b"b"):
-            writer.write(chunk(each))
+        for data in (b"a", b"b"):
+            writer.write(chunk(data))
             await writer.drain()
         writer.write(b"0\r\n\r\n")
 

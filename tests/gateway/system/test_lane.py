@@ -16,7 +16,7 @@ LONG_S = 30.0
 
 
 def _threads(name: str) -> int:
-    return sum(each.name == name for each in threading.enumerate())
+    return sum(thread.name == name for thread in threading.enumerate())
 
 
 async def test_call_gives_result_or_error() -> None:

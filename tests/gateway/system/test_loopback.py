@@ -29,7 +29,7 @@ def test_all_of_the_network(address: IPv4Address) -> None:
     assert network_of(str(address)) is None
 
 
-@given(st.ip_addresses(v=4).filter(lambda each: each not in NETWORK))
+@given(st.ip_addresses(v=4).filter(lambda item: item not in NETWORK))
 def test_none_beside_it(address: IPv4Address) -> None:
     assert not is_loopback(str(address))
     assert exposed(GatewaySettings(host=str(address)))

@@ -33,8 +33,8 @@ print(held_bytes() - before)
 @linux_only("glibc's own way")
 def test_large_buffers_go_back_to_the_system() -> None:
     held = {
-        each: int(subprocess.check_output([sys.executable, "-c", _CHILD, each], timeout=120))
-        for each in ("kept", "given back")
+        name: int(subprocess.check_output([sys.executable, "-c", _CHILD, name], timeout=120))
+        for name in ("kept", "given back")
     }
     assert held["given back"] < 4 << 20
     assert held["kept"] > 20 << 20, "there is nothing to mend any more"

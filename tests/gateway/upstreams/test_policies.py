@@ -95,7 +95,7 @@ class TestOffers:
             {"id": "two\nlines"},
             {"id": ""},
         )
-        assert [each.id for each in read_offers(body, "a")] == ["near"]
+        assert [offer.id for offer in read_offers(body, "a")] == ["near"]
 
     def test_a_long_reason_is_cut(self) -> None:
         (offer,) = read_offers(_listing({"id": "m", "reason": "x" * 100_000}), "a")
@@ -105,12 +105,12 @@ class TestOffers:
         "body",
         [
             *(
-                b'{"data": [{"id": "m", "queue_depth": %b}]}' % each
-                for each in (b"-1", b"9" * 4300)
+                b'{"data": [{"id": "m", "queue_depth": %b}]}' % data
+                for data in (b"-1", b"9" * 4300)
             ),
             *(b"", b"<html>", b"[]", b'{"data": 1}', b'{"data": [{"id": 1}]}', b'{"data": [{}]}'),
             b"[" * 100_000,
-            _listing(*({"id": str(each)} for each in range(MOST_MODELS + 1))),
+            _listing(*({"id": str(index)} for index in range(MOST_MODELS + 1))),
         ],
     )
     def test_other_answers_are_refused(self, body: bytes) -> None:

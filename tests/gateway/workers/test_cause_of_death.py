@@ -97,8 +97,8 @@ def thrown(words: str) -> list[str]:
         pytest.param(0, None, ["KeyError: 1"], None, id="an end in order"),
         pytest.param(LEFT_ALONE, None, ["Rank 1 is gone"], None, id="another rank's end"),
         *(
-            pytest.param(None, each, thrown(f"cudaX() failed: {ILLEGAL}"), None, id=each)
-            for each in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
+            pytest.param(None, text, thrown(f"cudaX() failed: {ILLEGAL}"), None, id=text)
+            for text in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
         ),
     ],
 )
@@ -131,7 +131,7 @@ def test_remedy_fits_error(error: str, helps: str) -> None:
 def test_the_third_death_is_told_once_and_stays_for_a_day() -> None:
     deaths = RepeatedDeaths("m")
     told = [deaths.record("SIGSEGV", now, 1000.0 + now) for now in (0.0, 1.0, 2.0, 9.0)]
-    assert [each is not None for each in told] == [False, False, True, False]
+    assert [death is not None for death in told] == [False, False, True, False]
     assert told[2] is not None
     assert str(told[2]) == "3 of its workers have died of one error: SIGSEGV"
     (shown,) = deaths.repeated(9.0 + DAY_S - 1.0)
@@ -183,14 +183,14 @@ def test_a_kind_is_told_when_three_deaths_are_within_a_day(
     told: set[str] = set()
     for error, passed_s in steps:
         now += passed_s
-        for name in [each for each, at in times.items() if now - at[-1] >= DAY_S]:
+        for name in [text for text, moment in times.items() if now - moment[-1] >= DAY_S]:
             del times[name]
             told.discard(name)
         times.setdefault(error, []).append(now)
         due = len(times[error]) >= 3 and now - times[error][-3] < DAY_S and error not in told
         assert (deaths.record(error, now, now) is not None) == due
         told |= {error} if due else set()
-        assert {each.error for each in deaths.repeated(now)} == told
+        assert {death.error for death in deaths.repeated(now)} == told
 
 
 def test_the_kinds_are_bounded() -> None:

@@ -7,7 +7,7 @@ from gateway.workers.link import BYTES_PER_S, MESSAGES_PER_S, FloodGauge
 
 def test_a_busy_engine_is_none() -> None:
     gauge = FloodGauge()
-    times = (each / 1000 for each in range(60_000))
+    times = (index / 1000 for index in range(60_000))
     assert all(gauge.count(now, 10_000) is None for now in times)
 
 

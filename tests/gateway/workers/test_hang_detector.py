@@ -63,7 +63,7 @@ def test_a_pause_is_seen_by_the_shorter_of_the_timeouts() -> None:
 
 def test_less_than_two_heartbeats_prove_nothing() -> None:
     detector = HangDetector(0.0, heartbeat_timeout_s=0.5, stall_timeout_s=60.0)
-    times = [each / 4 for each in range(1, 9)]
+    times = [index / 4 for index in range(1, 9)]
     judged = [detector.judge(now, has_work=False) for now in times]
     assert judged[:-1] == [None] * 7
     assert judged[-1] is not None

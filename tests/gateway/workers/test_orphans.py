@@ -106,9 +106,11 @@ class TestSweep:
         for identity in recorded:
             records.add(WorkerRecord(identity, "demo"))
         orphans = end_orphans(records)
-        assert {each.pid for each in orphans} == {each.pid for each in recorded}
-        assert all(each.ended and each.name == "demo" for each in orphans)
-        assert not any(alive(each) for each in recorded)
+        assert {orphan.pid for orphan in orphans} == {
+            process_identity.pid for process_identity in recorded
+        }
+        assert all(orphan.ended and orphan.name == "demo" for orphan in orphans)
+        assert not any(alive(identity) for identity in recorded)
         assert alive(stranger)
         assert list(records.records()) == []
         assert end_orphans(records) == []
@@ -119,7 +121,7 @@ class TestSweep:
         identity = _start(processes, SLEEP)
         os.kill(identity.pid, signal.SIGSTOP)
         records.add(WorkerRecord(identity, "demo"))
-        assert [each.ended for each in end_orphans(records)] == [True]
+        assert [end_orphan.ended for end_orphan in end_orphans(records)] == [True]
         assert not alive(identity)
 
     def test_ends_one_that_ignores_sigterm(
@@ -132,7 +134,7 @@ class TestSweep:
         identity = _start(processes, f"{STUBBORN.format(path=str(ignores))}; {SLEEP}")
         eventually(ignores.exists)
         records.add(WorkerRecord(identity, "demo"))
-        assert [each.ended for each in end_orphans(records)] == [True]
+        assert [end_orphan.ended for end_orphan in end_orphans(records)] == [True]
         assert processes[0].wait(60) == -signal.SIGKILL
 
     def test_ends_what_it_has_started(

@@ -42,12 +42,12 @@ def test_another_goes_on_in_the_middle_of_a_line(pipe: tuple[int, int]) -> None:
     found: list[str] = []
     arrived = threading.Event()
 
-    def take() -> None:
+    def read() -> None:
         for line in first.lines():
             found.append(line)
             arrived.set()
 
-    reader = threading.Thread(target=take)
+    reader = threading.Thread(target=read)
     reader.start()
     os.write(write, b"whole\nbeg")
     assert arrived.wait(60)

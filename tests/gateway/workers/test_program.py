@@ -43,7 +43,7 @@ def test_a_worker_has_what_it_computes_with_and_no_secrets(monkeypatch: pytest.M
     for name in (*PASSED.split(), *KEPT_BACK.split()):
         monkeypatch.setenv(name, f"of {name}")
     environment = program.worker_environment()
-    assert {each: environment.get(each) for each in PASSED.split()} == {
-        each: f"of {each}" for each in PASSED.split()
+    assert {word: environment.get(word) for word in PASSED.split()} == {
+        word: f"of {word}" for word in PASSED.split()
     }
     assert not set(KEPT_BACK.split()) & set(environment)

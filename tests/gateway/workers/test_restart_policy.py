@@ -103,7 +103,9 @@ def test_never_more_restarts_at_once_within_a_window_than_allowed(
             assert until > now
             now = until
     for begin in restarts:
-        within = [each for each in restarts if begin <= each < begin + SETTINGS.restart_window_s]
+        within = [
+            restart for restart in restarts if begin <= restart < begin + SETTINGS.restart_window_s
+        ]
         # A worker that was well for the whole window starts the count anew at its death.
         assert len(within) <= SETTINGS.restart_limit + 1
 

@@ -92,7 +92,7 @@ class Bench:
     def traces(self) -> list[object]:
         """What is left of workers: children, reaped or not, sockets and records."""
         return [
-            *(each for each in psutil.Process().children() if each not in self._strangers),
+            *(child for child in psutil.Process().children() if child not in self._strangers),
             *self.state_dir.sockets.iterdir(),
             *self.state_dir.workers.iterdir(),
         ]
@@ -132,7 +132,7 @@ async def test_the_mark_in_the_log_can_do_without_a_thread(bench: Bench) -> None
     with no_threads(after=2):
         worker = bench.start()
     await asyncio.wait_for(worker.shut_down(shutdown_steps.immediate()), 30)
-    assert [each.signal for each in bench.witness.statuses] == ["SIGKILL"]
+    assert [status.signal for status in bench.witness.statuses] == ["SIGKILL"]
     assert bench.traces == []
 
 
@@ -165,7 +165,7 @@ async def test_shutdown_sequence_reaches_its_last_step(
             await ending
             assert worker.ended.is_set()
     assert bench.witness.outlived == [shutdown_steps.ShutdownStep.TERMINATE]
-    assert [each.signal for each in bench.witness.statuses] == ["SIGKILL"]
+    assert [status.signal for status in bench.witness.statuses] == ["SIGKILL"]
     await asyncio.to_thread(eventually, lambda: gone(pid))
     assert bench.traces == []
 
@@ -183,7 +183,7 @@ async def test_a_step_that_fails_is_followed_by_the_next(
     send = worker._process.send_signal
     monkeypatch.setattr(worker._process, "send_signal", fails)
     await asyncio.wait_for(worker.shut_down(shutdown_steps.polite(None)), 30)
-    assert [each.signal for each in bench.witness.statuses] == ["SIGKILL"]
+    assert [status.signal for status in bench.witness.statuses] == ["SIGKILL"]
 
 
 def test_python_reports_a_missing_thread_as_this_module_takes_it() -> None:

@@ -33,8 +33,8 @@ def opened(folder: Path, clock: Clock) -> Iterator[Open]:
         return stores[-1]
 
     yield open_store
-    for each in stores:
-        each.close()
+    for store in stores:
+        store.close()
 
 
 def test_an_hour_of_all_stores(opened: Open, clock: Clock) -> None:

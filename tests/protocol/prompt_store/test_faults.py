@@ -96,7 +96,7 @@ def test_a_file_that_is_not_what_was_written(
     path = files(folder)[key]
     change(path, files(folder)[other])
     assert store.read(key) is None
-    assert [each.levelno for each in caplog.records] == [logging.WARNING]
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert str(path) in caplog.text
     assert store.read(key) is None
     assert len(caplog.records) == 1
@@ -172,7 +172,7 @@ def _whole_link(where: Path) -> None:
 
 _DAMAGES: dict[str, Callable[[Path], object]] = {
     "deleted": _index(Path.unlink),
-    "deleted with its log": lambda where: [each.unlink() for each in where.glob("index.*")],
+    "deleted with its log": lambda where: [path.unlink() for path in where.glob("index.*")],
     "no database": _index(_no_database),
     "empty": _index(lambda path: os.truncate(path, 0)),
     "cut": _index(lambda path: os.truncate(path, 8192)),
@@ -203,9 +203,9 @@ def test_a_damaged_index(
     damage(where)
     beside = PromptStore(folder, PLENTY, PLENTY)
     try:
-        for each in (beside, store):
-            assert each.children(ROOT) == []
-            assert each.obstacle() is None
+        for prompt_store in (beside, store):
+            assert prompt_store.children(ROOT) == []
+            assert prompt_store.obstacle() is None
         key = written(store, ROOT, 1)
         assert beside.read(key) == bytes(100)
         assert beside.used_bytes() == FILE
@@ -260,7 +260,7 @@ def test_a_sweep(store: PromptStore, folder: Path) -> None:
     assert set(files(folder)) == {stored}
     assert store.used_bytes() == FILE
     assert not list((where / "unfinished").iterdir())
-    assert sorted(each.name for each in folder.iterdir()) == [
+    assert sorted(path.name for path in folder.iterdir()) == [
         "bulkhead-prompts",
         "bulkhead-prompts.lock",
         "somebody else's",

@@ -63,7 +63,7 @@ class _Exact(_TwoStores):
         self.used[key] = self.tick
 
     def is_leaf(self, key: bytes) -> bool:
-        return all(self.ever[each].parent != key for each in self.stored)
+        return all(self.ever[data].parent != key for data in self.stored)
 
     def taken(self) -> int:
         return sum(disk_bytes(self.ever[key].payload_bytes) for key in self.stored)
@@ -114,8 +114,8 @@ class _Exact(_TwoStores):
         key = data.draw(self.parents())
         assert self.stores[store].has(key) == (key in self.stored)
         children = self.stores[store].children(key)
-        assert sorted(children, key=lambda each: each.key) == [
-            self.ever[each] for each in sorted(self.stored) if self.ever[each].parent == key
+        assert sorted(children, key=lambda entry: entry.key) == [
+            self.ever[data] for data in sorted(self.stored) if self.ever[data].parent == key
         ]
 
     @rule(store=STORES, owner=st.none() | OWNERS)
@@ -213,8 +213,8 @@ class _Broken(_TwoStores):
         if name == "the folder":
             shutil.rmtree(self.folder)
         elif name == "all of the index":
-            for each in where.glob("index.sqlite*"):
-                each.unlink()
+            for path in where.glob("index.sqlite*"):
+                path.unlink()
         else:
             (where / name).unlink()
 

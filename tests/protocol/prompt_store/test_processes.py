@@ -63,11 +63,11 @@ def test_writers_that_are_killed(store: PromptStore, tmp_path: Path) -> None:
     folder = tmp_path / "prompts"
     choice, found = random.Random(1), 0
     for number in range(ROUNDS):
-        writers = [_start(folder, WRITERS * number + each) for each in range(WRITERS)]
+        writers = [_start(folder, WRITERS * number + index) for index in range(WRITERS)]
         try:
-            for each in writers:
-                assert each.stdout is not None
-                assert each.stdout.readline() == "writing\n"
+            for writer in writers:
+                assert writer.stdout is not None
+                assert writer.stdout.readline() == "writing\n"
             until = time.monotonic() + choice.uniform(0.0, 0.4)
             while True:
                 found += _walk(store)
@@ -75,11 +75,11 @@ def test_writers_that_are_killed(store: PromptStore, tmp_path: Path) -> None:
                 if time.monotonic() >= until:
                     break
         finally:
-            for each in writers:
-                each.kill()
-            status = [each.wait(120) for each in writers]
-            for each in writers:
-                each.communicate()
+            for writer in writers:
+                writer.kill()
+            status = [process.wait(120) for process in writers]
+            for writer in writers:
+                writer.communicate()
         assert status == [-signal.SIGKILL] * WRITERS
     store.sweep()
     assert not list(inside(folder).glob("unfinished/*"))
@@ -106,7 +106,7 @@ def test_a_writer_that_is_stuck(store: PromptStore, tmp_path: Path) -> None:
         assert holder.stdout.readline() == "holds\n"
         assert write(store, ROOT, 2) is None
         assert store.read(key) == payload_of(key)
-        assert [each.key for each in store.children(ROOT)] == [key]
+        assert [child.key for child in store.children(ROOT)] == [key]
     finally:
         holder.kill()
         holder.communicate()
@@ -129,11 +129,11 @@ def test_threads_that_share_a_store(store: PromptStore, tmp_path: Path) -> None:
                 store.close()
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join(60)
-        assert not each.is_alive()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
     assert not lies
     assert store.used_bytes() == bytes_on_disk(tmp_path / "prompts") <= MOST_BYTES
     assert files(tmp_path / "prompts")

@@ -142,7 +142,7 @@ def test_an_index_that_cannot_grow(store: PromptStore, folder: Path) -> None:
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert set(files(folder)) == keys | {key} - {None}
-        assert {each.key for each in store.children(ROOT)} == set(files(folder))
+        assert {child.key for child in store.children(ROOT)} == set(files(folder))
         if key is not None:
             break
         failures += 1
@@ -187,8 +187,8 @@ def test_a_folder_that_may_not_be_written_to(caplog: pytest.LogCaptureFixture) -
         try:
             key = written(store, ROOT, 1)
             inner = files(folder)[key].parent
-            for each in (inner, inner.parent, folder):
-                each.chmod(0o500)
+            for path in (inner, inner.parent, folder):
+                path.chmod(0o500)
             for token in range(2, 300):
                 # A key in a folder that isn't there yet, and one in a folder that is.
                 assert write(store, ROOT, token) is None
@@ -196,14 +196,14 @@ def test_a_folder_that_may_not_be_written_to(caplog: pytest.LogCaptureFixture) -
             store.clear()
             assert files(folder)
             assert len(caplog.records) <= 2
-            for each in (inner, inner.parent, folder):
-                each.chmod(0o000)
+            for path in (inner, inner.parent, folder):
+                path.chmod(0o000)
             assert store.read(key) is None
             folder.chmod(0o700)
             inner.parent.chmod(0o700)
             inner.chmod(0o700)
             assert store.has(key) or store.obstacle() is not None
         finally:
-            for each in (folder, inner.parent, inner):
-                each.chmod(0o700)
+            for path in (folder, inner.parent, inner):
+                path.chmod(0o700)
             store.close()

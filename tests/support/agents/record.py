@@ -46,7 +46,7 @@ def _asked_by(agent: str, folder: Path) -> list[Request]:
         recorder.shutdown()
         gateway.stop()
     neutral = _Neutral({str(hold): str(HOLD), str(folder): "/home/somebody"})
-    return [neutral(each) for each in recorder.requests]
+    return [neutral(request) for request in recorder.requests]
 
 
 class _Recorder(http.server.ThreadingHTTPServer):
@@ -67,8 +67,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
         headers = {name.lower(): value for name, value in self.headers.items()}
         connection = http.client.HTTPConnection(self.server.gateway)
-        for each in ("host", "accept-encoding", "connection"):
-            headers.pop(each, None)
+        for item in ("host", "accept-encoding", "connection"):
+            headers.pop(item, None)
         connection.request(self.command, self.path, body, headers)
         answer = connection.getresponse()
         print(self.command, self.path, len(body), answer.status)
@@ -105,9 +105,9 @@ class _Neutral:
 
     def __call__(self, value: Any) -> Any:
         if isinstance(value, dict):
-            return {self._text(name): self(each) for name, each in value.items()}
+            return {self._text(name): self(item) for name, item in value.items()}
         if isinstance(value, list):
-            return [self(each) for each in value]
+            return [self(item) for item in value]
         return self._text(value) if isinstance(value, str) else value
 
     def _text(self, text: str) -> str:
@@ -120,7 +120,7 @@ class _Neutral:
         for place, neutral in self._places.items():
             text = text.replace(place, neutral)
         text = _ID.sub(self._id, text)
-        if len(text.split()) < _PROSE_WORDS or any(each in text for each in _OURS):
+        if len(text.split()) < _PROSE_WORDS or any(our in text for our in _OURS):
             return text
         begins = _BEGINNING.match(text)
         assert begins is not None

@@ -23,10 +23,10 @@ class Request(TypedDict):
 def recorded(agent: str) -> list[Request]:
     requests: list[Request] = json.loads(_path(agent).read_text("utf-8"))
     last: dict[str, Any] = {}
-    for each in requests:
-        if each["body"] is not None:
-            last = {name: _whole(value, last.get(name)) for name, value in each["body"].items()}
-            each["body"] = last
+    for request in requests:
+        if request["body"] is not None:
+            last = {name: _whole(value, last.get(name)) for name, value in request["body"].items()}
+            request["body"] = last
     return requests
 
 
@@ -34,13 +34,13 @@ def record(agent: str, requests: list[Request]) -> None:
     """What a request has in common with the one before is written down once."""
     written: list[Request] = []
     last: dict[str, Any] = {}
-    for each in requests:
-        body = each["body"]
+    for request in requests:
+        body = request["body"]
         if body is None:
-            written.append(each)
+            written.append(request)
             continue
         short = {name: _short(value, last.get(name)) for name, value in body.items()}
-        written.append({**each, "body": short})
+        written.append({**request, "body": short})
         last = body
     _path(agent).write_text(json.dumps(written, indent=1, ensure_ascii=False) + "\n", "utf-8")
 

@@ -108,7 +108,7 @@ AGENTS: dict[str, _Start] = {
 def configuration(models: Mapping[str, Path]) -> str:
     """Of a gateway, for models by their names."""
     return "".join(
-        f'[models.{name}]\npath = "{path}"\naliases = {[each + name for each in CODEX_KNOWS]}\n'
+        f'[models.{name}]\npath = "{path}"\naliases = {[text + name for text in CODEX_KNOWS]}\n'
         for name, path in models.items()
     )
 
@@ -128,7 +128,7 @@ OWN_FILES = {
 
 def environment(home: Path, **more: str) -> dict[str, str]:
     """Of a process that sees a clean home, the agents, and nothing but this machine."""
-    inherited = {each: os.environ[each] for each in ("LANG", "TMPDIR") if each in os.environ}
+    inherited = {name: os.environ[name] for name in ("LANG", "TMPDIR") if name in os.environ}
     path = os.pathsep.join([str(NPM / ".bin"), os.environ["PATH"]])
     return {**inherited, **_PROXIES, "HOME": str(home), "PATH": path, **more}
 

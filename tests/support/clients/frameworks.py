@@ -56,17 +56,17 @@ def pydantic_ai() -> dict[str, Any]:
 
     async def streamed(agent: Any) -> str:
         async with agent.run_stream(QUESTION) as answer:
-            return "".join([each async for each in answer.stream_text(delta=True)])
+            return "".join([item async for item in answer.stream_text(delta=True)])
 
     greedy: Any = {"temperature": 0, "max_tokens": 30}
-    talkers = [Agent(each, model_settings=greedy) for each in models("demo")]
-    whole = [each.run_sync(QUESTION).output for each in talkers]
-    parts = [asyncio.run(streamed(each)) for each in talkers]
+    talkers = [Agent(model, model_settings=greedy) for model in models("demo")]
+    whole = [talker.run_sync(QUESTION).output for talker in talkers]
+    parts = [asyncio.run(streamed(talker)) for talker in talkers]
     # A strict tool binds the answer to a grammar, and the script to nothing.
     tools = [Tool(get_weather, strict=False)]
-    tooled = [Agent(each, tools=tools).run_sync(WEATHER).output for each in models("weather")]
+    tooled = [Agent(model, tools=tools).run_sync(WEATHER).output for model in models("weather")]
     chosen = [
-        Agent(each, output_type=City).run_sync(QUESTION).output.city for each in models("demo")
+        Agent(model, output_type=City).run_sync(QUESTION).output.city for model in models("demo")
     ]
     native = Agent(models("demo")[0], output_type=NativeOutput(City)).run_sync(QUESTION)
     embedder = Embedder(OpenAIEmbeddingModel("demo", provider=openai))
@@ -173,8 +173,8 @@ def llama_index() -> dict[str, Any]:
     return {
         "whole": [demo.chat(message).message.content, demo.complete(QUESTION).text],
         "streamed": [
-            "".join(each.delta or "" for each in demo.stream_chat(message)),
-            "".join(each.delta or "" for each in demo.stream_complete(QUESTION)),
+            "".join(item.delta or "" for item in demo.stream_chat(message)),
+            "".join(item.delta or "" for item in demo.stream_complete(QUESTION)),
         ],
         "tooled": [asyncio.run(agent())],
         "schema": [choosing.chat(message).raw.city],
@@ -194,7 +194,7 @@ def dspy() -> dict[str, Any]:
     embedder = dspy.Embedder("openai/demo", api_base=BASE, api_key="none", caching=False)
     return {
         "whole": [lm(QUESTION)[0], text(QUESTION)[0]["text"]],
-        "called": [each.function.name for each in called[0]["tool_calls"]],
+        "called": [tool_call.function.name for tool_call in called[0]["tool_calls"]],
         "schema": [json.loads(chosen)["city"]],
         "vectors": len(embedder(["one", "two"])),
     }
@@ -222,7 +222,7 @@ def smolagents() -> dict[str, Any]:
         agent.run(WEATHER)
     return {
         "whole": [demo.generate(message).content],
-        "streamed": ["".join(each.content or "" for each in demo.generate_stream(message))],
+        "streamed": ["".join(item.content or "" for item in demo.generate_stream(message))],
         "called": [call.name for agent in agents for call in agent.memory.steps[1].tool_calls],
         "schema": [
             json.loads(
@@ -250,5 +250,5 @@ FRAMEWORKS: list[Callable[[], dict[str, Any]]] = [
 ]
 
 if __name__ == "__main__":
-    asked = {each.__name__: each for each in FRAMEWORKS}[sys.argv[1]]
+    asked = {framework.__name__: framework for framework in FRAMEWORKS}[sys.argv[1]]
     print(json.dumps(asked()))

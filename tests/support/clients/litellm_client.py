@@ -45,10 +45,12 @@ def chats(model: str, base: str) -> dict[str, Any]:
     called = litellm.completion(**asked, tools=[TOOL], tool_choice="required")
     return {
         "whole": whole.choices[0].message.content,
-        "streamed": "".join(each.choices[0].delta.content or "" for each in chunks),
+        "streamed": "".join(chunk.choices[0].delta.content or "" for chunk in chunks),
         "tokens": whole.usage.completion_tokens,
         "finish_reason": whole.choices[0].finish_reason,
-        "calls": [each.function.name for each in called.choices[0].message.tool_calls or ()],
+        "calls": [
+            tool_call.function.name for tool_call in called.choices[0].message.tool_calls or ()
+        ],
         "errors": [error(asked, **change) for change in ERRORS],
     }
 

@@ -50,7 +50,7 @@ def scripted_model(folder: Path, template: str, steps: Sequence[Step]) -> Path:
     """The first step is its answer as long as there was no mark."""
     tokenizer = _tokenizer()
     script = _Script(template, steps)
-    tokenizer.add_tokens([AddedToken(each, normalized=False) for each in script.tokens])
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in script.tokens])
     folder.mkdir(parents=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     weights = script.weights(tokenizer)
@@ -80,7 +80,7 @@ class _Script:
             before, after = _call(step, template).split(mark)
             self._lay(number, text[-1], "<tool_call>", before, mark)
             self._lay(number + 1, mark, after, "</tool_call>", "<|im_end|>")
-        laid = {each for (token, _), after in self._next.items() for each in (token, after)}
+        laid = {text for (token, _), after in self._next.items() for text in (token, after)}
         self.tokens = sorted((laid | set(self._marks)).difference(_SPECIAL))
 
     def _lay(self, step: int, *tokens: str) -> None:
@@ -93,7 +93,7 @@ class _Script:
         of its own; the attention adds how far the script has come.
         """
         words = tokenizer.get_vocab_size()
-        places = {token: at for at, token in enumerate([*self.tokens, *_SPECIAL])}
+        places = {token: index for index, token in enumerate([*self.tokens, *_SPECIAL])}
         # One dimension is the same for all tokens.
         same, first_step = len(places), len(places) + 1
         hidden = 64 * math.ceil((first_step + self._steps) / 64)
@@ -109,7 +109,7 @@ class _Script:
             row[first_step + step if step else same] = 1 if step else 0.5
         # An answer begins after any other token; what a grammar demands ends as soon as it can.
         wanted[tokenizer.token_to_id("<think>"), same] = 3
-        wanted[[tokenizer.token_to_id(each) for each in '"}'], same] = 2
+        wanted[[tokenizer.token_to_id(character) for character in '"}'], same] = 2
 
         for (token, step), after in self._next.items():
             told = embedded[tokenizer.token_to_id(token)].copy()
@@ -145,9 +145,9 @@ class _Script:
             "model.norm": np.ones(hidden, np.float32),
             # So much that a temperature of 1 changes nothing.
             "lm_head": 8 * wanted,
-            **{f"model.layers.0.{name}": each for name, each in layer.items()},
+            **{f"model.layers.0.{name}": ndarray for name, ndarray in layer.items()},
         }
-        return {f"{name}.weight": mx.array(each) for name, each in found.items()}
+        return {f"{name}.weight": mx.array(ndarray) for name, ndarray in found.items()}
 
 
 def _chunks(text: str) -> list[str]:
@@ -176,7 +176,7 @@ def _tokenizer() -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train([str(each) for each in sorted(_DOCUMENTS.glob("*.md"))], trainer)
+    tokenizer.train([str(path) for path in sorted(_DOCUMENTS.glob("*.md"))], trainer)
     return tokenizer
 
 

@@ -23,7 +23,7 @@ from worker.runtime.prompts import PreparedRequest, prepare
 from worker.sampling.adjustments import banned_sequences
 
 UNBOUNDED = CacheRoom(CacheSizes(0, 0, 1.0))
-PROMPT = [5 + 7 * each % 600 for each in range(40)]
+PROMPT = [5 + 7 * index % 600 for index in range(40)]
 BUILDERS: dict[str, Callable[[Path], Path]] = {
     "full attention": lambda _: shapes.DEMO,
     "chunked attention": shapes.chunked_attention,
@@ -120,9 +120,9 @@ def _sequence(
 
 
 def _run(engine: Engine, *sequences: Sequence) -> dict[str, list[int]]:
-    for each in sequences:
-        engine.add(each)
-    made: dict[str, list[int]] = {each.request_id: [] for each in sequences}
+    for sequence in sequences:
+        engine.add(sequence)
+    made: dict[str, list[int]] = {values.request_id: [] for values in sequences}
     while engine.active + engine.waiting:
         for token in engine.step():
             made[token.request_id].append(token.token_id)
@@ -141,11 +141,15 @@ def alone(model: LoadedModel) -> dict[str, list[int]]:
 
 def test_they_do_something(demo: LoadedModel) -> None:
     engine = _engine(demo)
-    sequences = [_sequence(demo, name, each, max_tokens=60) for name, each in SAMPLINGS.items()]
+    sequences = [
+        _sequence(demo, name, sampling, max_tokens=60) for name, sampling in SAMPLINGS.items()
+    ]
     made = _run(engine, *sequences)
-    assert len({tuple(each) for each in made.values()}) == len(SAMPLINGS)
+    assert len({tuple(values) for values in made.values()}) == len(SAMPLINGS)
     assert set(made["allowed"]) <= set(range(20, 40))
-    plain, words = ({demo.tokenizer.decode([each]) for each in made[n]} for n in ("plain", "words"))
+    plain, words = (
+        {demo.tokenizer.decode([number]) for number in made[n]} for n in ("plain", "words")
+    )
     assert plain & {"e", " the", " a"}
     assert not words & {"e", " the", " a"}
 
@@ -248,6 +252,6 @@ def test_words_as_sequences(demo: LoadedModel) -> None:
     """How they begin a text, and how they follow a space."""
     found = banned_sequences(["the", " the", "ship", "\n"], demo.tokenizer)
     assert len(found) == len(set(found))
-    texts = [demo.tokenizer.decode(list(each)) for each in found]
+    texts = [demo.tokenizer.decode(list(pair)) for pair in found]
     assert {"the", " the", "ship"} <= set(texts)
     assert banned_sequences([" "], demo.tokenizer) == []

@@ -102,7 +102,10 @@ TOKEN_BYTES = 1_000_000
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(each, marks=() if each in QUICK else pytest.mark.slow) for each in ARCHITECTURES],
+    [
+        pytest.param(architecture, marks=() if architecture in QUICK else pytest.mark.slow)
+        for architecture in ARCHITECTURES
+    ],
 )
 def test_rows_have_mlx_lms_tokens(name: str) -> None:
     module = importlib.import_module(f"mlx_lm.models.{name}")
@@ -115,7 +118,7 @@ def test_rows_have_mlx_lms_tokens(name: str) -> None:
     theirs = _theirs(model, prompts)
     assert takes_groups(model) == (name not in WITHOUT_GROUPS)
     assert _alone_tokens(model, prompts, None) == theirs
-    predicted = [[*each[:20], 7, *each[20:]] for each in theirs]
+    predicted = [[*their[:20], 7, *their[20:]] for their in theirs]
     assert _alone_tokens(model, prompts, predicted) == theirs
 
 
@@ -128,9 +131,11 @@ def _random(array: mx.array) -> mx.array:
 
 def _theirs(model: Any, prompts: list[list[int]]) -> list[list[int]]:
     generator = BatchGenerator(model)
-    rows = generator.insert([list(each) for each in prompts], max_tokens=[TOKENS] * len(prompts))
-    made: dict[int, list[int]] = {each: [] for each in rows}
-    while any(len(each) < TOKENS for each in made.values()):
+    rows = generator.insert(
+        [list(prompt) for prompt in prompts], max_tokens=[TOKENS] * len(prompts)
+    )
+    made: dict[int, list[int]] = {row: [] for row in rows}
+    while any(len(values) < TOKENS for values in made.values()):
         for response in generator.next()[1]:
             made[response.uid].append(response.token)
     generator.close()

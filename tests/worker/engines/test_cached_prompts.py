@@ -123,7 +123,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
         ("full", True, 8),
         pytest.param(("full", False, 8), marks=pytest.mark.slow),
     ],
-    ids=lambda each: f"{each[0]}-{'batched' if each[1] else 'sequential'}-{each[2]}",
+    ids=lambda item: f"{item[0]}-{'batched' if item[1] else 'sequential'}-{item[2]}",
 )
 def bench(request: pytest.FixtureRequest, folder: Folder) -> Bench:
     name, batched, kv_bits = request.param
@@ -131,8 +131,8 @@ def bench(request: pytest.FixtureRequest, folder: Folder) -> Bench:
 
 
 def _run(engine: Engine, *sequences: Sequence) -> dict[str, list[Token]]:
-    for each in sequences:
-        engine.add(each)
+    for sequence in sequences:
+        engine.add(sequence)
     tokens: dict[str, list[Token]] = {}
     for _ in range(1000):
         if not engine.active + engine.waiting:
@@ -143,7 +143,7 @@ def _run(engine: Engine, *sequences: Sequence) -> dict[str, list[Token]]:
 
 
 def _ids(tokens: list[Token]) -> list[int]:
-    return [each.token_id for each in tokens]
+    return [token.token_id for token in tokens]
 
 
 def test_the_next_turn(bench: Bench) -> None:
@@ -164,7 +164,7 @@ def test_the_next_turn(bench: Bench) -> None:
     # has been computed once.
     for known in (64 if bench.cutter.needs_snapshots else 128, 128):
         second = answer(turn, cache, 6)
-        assert {each.cached_tokens for each in second} == {known}
+        assert {token.cached_tokens for token in second} == {known}
         assert _ids(second) == expected
 
 
@@ -183,7 +183,10 @@ def test_rows_that_end_together(bench: Bench) -> None:
     prompts.append(prompts[2])
     first = _run(
         bench.engine(cache),
-        *(bench.sequence(str(index), each, max_tokens=90) for index, each in enumerate(prompts)),
+        *(
+            bench.sequence(str(index), values, max_tokens=90)
+            for index, values in enumerate(prompts)
+        ),
     )
     for index, prompt in enumerate(prompts):
         answer = _ids(first[str(index)])
@@ -212,11 +215,11 @@ def test_rows_are_cut_together_as_alone(
     batch = [KVCache.merge(list(layer)) for layer in zip(*rows, strict=True)]
     spans = [Span(batch, 0, 0, 1), Span(batch, 1, 1, 3), Span(batch, 2, 2, 2), Span(batch, 2, 0, 2)]
     together = bench.cutter.cut_all(spans)
-    assert [len(each) for each in together] == [1, 2, 0, 2]
+    assert [len(values) for values in together] == [1, 2, 0, 2]
     for span, cut in zip(spans, together, strict=True):
         alone = bench.cutter.cut(rows[span.row], 0, span.first, span.last) if cut else []
         for one, other in zip(cut, alone, strict=True):
-            assert [each.shape for each in one.arrays] == [each.shape for each in other.arrays]
+            assert [array.shape for array in one.arrays] == [array.shape for array in other.arrays]
             for left, right in zip(one.arrays, other.arrays, strict=True):
                 assert mx.array_equal(left, right)
 
@@ -235,17 +238,17 @@ def test_branches_do_not_change_each_other(bench: Bench) -> None:
         turns.append(begun[:cut] + bench.tokens(chance.randrange(20, 100), seed=len(turns)))
     sequences = [
         # Some are kept up to their end, some only up to where all are alike.
-        bench.sequence(str(index), each, boundaries=[64, len(each)][: index % 2 + 1], max_tokens=4)
-        for index, each in enumerate(turns)
+        bench.sequence(str(index), turn, boundaries=[64, len(turn)][: index % 2 + 1], max_tokens=4)
+        for index, turn in enumerate(turns)
     ]
     alone = {}
-    for each in sequences:
-        alone[each.request_id] = _ids(_run(bench.plain_engine(), each)[each.request_id])
+    for sequence in sequences:
+        alone[sequence.request_id] = _ids(_run(bench.plain_engine(), sequence)[sequence.request_id])
     for _ in range(2):
         chance.shuffle(sequences)
         together = _run(bench.engine(cache), *sequences)
-        assert {name: _ids(each) for name, each in together.items()} == alone
-    assert {each[0].cached_tokens > 0 for each in together.values()} == {True}
+        assert {name: _ids(values) for name, values in together.items()} == alone
+    assert {values[0].cached_tokens > 0 for values in together.values()} == {True}
 
 
 def test_memory_that_is_called_back(bench: Bench) -> None:
@@ -345,8 +348,8 @@ def test_the_snapshots_that_are_missed_least_go_first(bench: Bench) -> None:
 
     def cached_tokens() -> list[int]:
         known = []
-        for each in prompts:
-            sequence = bench.sequence("r", each, boundaries=[64, 192, 320, 450], max_tokens=1)
+        for prompt in prompts:
+            sequence = bench.sequence("r", prompt, boundaries=[64, 192, 320, 450], max_tokens=1)
             known.append(_run(engine, sequence)["r"][0].cached_tokens)
         return known
 
@@ -381,7 +384,7 @@ def test_another_worker_reads_stored_blocks(bench: Bench, tmp_path: Folder) -> N
     again, waited = answer(cache)
     cache.close(at_most_s=20)
     assert waited
-    assert {each.cached_tokens for each in again} == {64}
+    assert {token.cached_tokens for token in again} == {64}
     assert _ids(again) == _ids(first) == _ids(answer(None)[0])
 
 
@@ -440,8 +443,8 @@ FULL = pytest.mark.parametrize("bench", [("full", True, None)], indirect=True)
 
 
 def _run_to_end(engine: Engine, prompts: list[Sequence]) -> dict[str, list[Token]]:
-    for each in prompts:
-        engine.add(each)
+    for prompt in prompts:
+        engine.add(prompt)
     tokens: dict[str, list[Token]] = {}
     deadline = time.monotonic() + 60
     while engine.active + engine.waiting and time.monotonic() < deadline:
@@ -476,7 +479,7 @@ def test_a_disk_that_hangs(bench: Bench, tmp_path: Folder, monkeypatch: pytest.M
     bench.paths = Paths(b"", store, needs_snapshots=False)
     prompts = [bench.tokens(80, seed=index) for index in range(12)]
     cache = PromptCache(bench.cutter, Disk(store, "m", b"", lambda: None))
-    sequences = [bench.sequence(str(index), each) for index, each in enumerate(prompts)]
+    sequences = [bench.sequence(str(index), prompt) for index, prompt in enumerate(prompts)]
     expected = _run_to_end(bench.engine(cache), sequences)
     cache.close(at_most_s=20)
 
@@ -490,7 +493,7 @@ def test_a_disk_that_hangs(bench: Bench, tmp_path: Folder, monkeypatch: pytest.M
     monkeypatch.setattr("worker.prompt_cache.cache._LEAST_LATE_S", 0.2)
     cache = PromptCache(bench.cutter, Disk(store, "m", b"", lambda: None))
     engine = bench.engine(cache)
-    sequences = [bench.sequence(str(index), each) for index, each in enumerate(prompts[:11])]
+    sequences = [bench.sequence(str(index), values) for index, values in enumerate(prompts[:11])]
     found = _run_to_end(engine, sequences)
     assert len(found) == 11
     for name, tokens in found.items():
@@ -514,9 +517,9 @@ def test_caches_of_an_unknown_kind_are_not_cached() -> None:
             return False
 
     def model(_tokens: mx.array, cache: list[Any]) -> mx.array:
-        for each in cache:
-            if isinstance(each, KVCache):
-                each.update_and_fetch(mx.zeros((1, 1, 2, 8)), mx.zeros((1, 1, 2, 8)))
+        for item in cache:
+            if isinstance(item, KVCache):
+                item.update_and_fetch(mx.zeros((1, 1, 2, 8)), mx.zeros((1, 1, 2, 8)))
         return mx.zeros((1,))
 
     assert Cutter(model, lambda: [KVCache()]).can_restore
@@ -533,7 +536,7 @@ def test_a_snapshot_stays_what_it_was(folder: Folder) -> None:
 
     def next_logits() -> list[object]:
         joined = bench.cutter.join(block, snapshot)
-        return [bench.caches.run(mx.array([[each]]), joined)[0].tolist() for each in (5, 6)]
+        return [bench.caches.run(mx.array([[number]]), joined)[0].tolist() for number in (5, 6)]
 
     assert next_logits() == next_logits()
 
@@ -560,7 +563,7 @@ def test_cached_blocks_stay_with_a_loan(bench: Bench, monkeypatch: pytest.Monkey
         room.limit_bytes = max(floor_bytes, need.wanted_bytes) + need.cache_wanted_bytes
         engine.make_room()
     assert _ids(tokens) == expected
-    assert {each.cached_tokens for each in tokens} == {640}
+    assert {token.cached_tokens for token in tokens} == {640}
 
 
 def test_waits_are_short_without_a_loan(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,7 +169,10 @@ def _room(model: LoadedModel, rows: int, tokens: int) -> CacheRoom:
 
 def _asked(model: LoadedModel, seed: int | None, max_tokens: int = 40) -> list[Sequence]:
     sampling = None if seed is None else RowSampling(seed)
-    return [replace(each, sampling=sampling) for each in _sequences(model, NEARLY_FULL, max_tokens)]
+    return [
+        replace(sequence, sampling=sampling)
+        for sequence in _sequences(model, NEARLY_FULL, max_tokens)
+    ]
 
 
 @pytest.mark.slow
@@ -196,8 +199,8 @@ def test_room_for_a_few_gives_the_same(
         waiting = narrow.waiting
         for token in narrow.step():
             tokens.setdefault(token.request_id, []).append(token.token_id)
-        sizes = [size for each in narrow._batches for size in each.sizes()]
-        taken = [Batch(each.rows, each.longest_tokens - 2) for each in sizes]
+        sizes = [size for batch in narrow._batches for size in batch.sizes()]
+        taken = [Batch(size.rows, size.longest_tokens - 2) for size in sizes]
         assert room.holds(taken)
         most_rows = max(most_rows, narrow.active)
         put_aside = put_aside or narrow.waiting > waiting
@@ -225,7 +228,7 @@ def test_batches_with_arrays_within_the_bound_give_the_same(
     while bounded.active + bounded.waiting:
         for token in bounded.step():
             tokens.setdefault(token.request_id, []).append(token.token_id)
-        caches = [leaf for each in bounded._batches for leaf in each._generator.answer_caches]
+        caches = [leaf for batch in bounded._batches for leaf in batch._generator.answer_caches]
         assert all(leaf.keys.size <= memory.MOST_ELEMENTS for leaf in caches)
         batches = max(batches, len(bounded._batches))
     assert tokens == expected
@@ -277,11 +280,11 @@ def test_the_last_of_the_lowest_priority_is_put_aside_first(
 
     engine.step()
     assert running() == ["a", "d", "f", "b"]
-    assert [each.request_id for each in engine._waiting] == ["c", "e"]
+    assert [values.request_id for values in engine._waiting] == ["c", "e"]
     room.limit_bytes = room.needed_bytes([Batch(2, 256)])
     engine.make_room()
     assert running() == ["a", "d"]
-    assert [each.request_id for each in engine._waiting] == ["f", "b", "c", "e"]
+    assert [values.request_id for values in engine._waiting] == ["f", "b", "c", "e"]
     need = engine.need
     assert need.used_bytes == need.least_bytes * 2 == room.limit_bytes
     assert need.wanted_bytes > room.limit_bytes
@@ -342,8 +345,8 @@ def test_hopeless_sequences_are_removed(
         BatchedEngine(model.model, model.eos_token_ids, 4, room),
         SequentialEngine(model.model, model.eos_token_ids, room),
     ):
-        for each in (long, maybe):
-            engine.add(each)
+        for values in (long, maybe):
+            engine.add(values)
         room.most_bytes = None
         assert engine.remove_hopeless() == [], "nobody knows"
         room.most_bytes = room.needed_bytes([Batch(1, 1024)])
@@ -405,10 +408,10 @@ def test_a_long_row_does_not_make_short_ones_long(models: Callable[[str], Loaded
     for sequence in asked:
         engine.add(sequence)
     engine.step()
-    assert sorted(len(each) for each in engine._batches) == [1, 6]
+    assert sorted(len(batch) for batch in engine._batches) == [1, 6]
     assert engine.need.wanted_bytes == engine.need.used_bytes, "none of them becomes much longer"
     made = _run(engine)
-    assert {made[each.request_id] == alone["0"] for each in asked[1:]} == {True}
+    assert {made[values.request_id] == alone["0"] for values in asked[1:]} == {True}
     assert made["long"] == alone["long"]
 
 
@@ -425,7 +428,7 @@ def test_batches_share_what_a_stream_may_wait(
     choose = engine._pace.chunk
 
     def chunk(rows: int, decoding: bool, context: int, share_s: float) -> int:
-        shares.append((sum(bool(each.prefilling) for each in engine._batches), share_s))
+        shares.append((sum(bool(batch.prefilling) for batch in engine._batches), share_s))
         return min(64, choose(rows, decoding, context, share_s))
 
     monkeypatch.setattr(engine._pace, "chunk", chunk)
@@ -485,8 +488,8 @@ def test_a_sequence_that_long_prompts_hold_up_is_overtaken_without_loss(
         engine.add(Sequence(f"short {index}", tokens[:20], 20, None, ignore_eos=True))
     engine.step()
     # Long ones are computed one after another, and their places are left to them.
-    assert [len(each) for each in engine._batches] == [2, 1]
-    held = [each.request_id for each in engine._waiting]
+    assert [len(batch) for batch in engine._batches] == [2, 1]
+    held = [values.request_id for values in engine._waiting]
     assert held == [*(f"long {index}" for index in range(1, 9)), "short 2", "short 3"]
 
 
@@ -500,7 +503,7 @@ def test_how_many_prompts_are_computed_at_a_time(models: Callable[[str], LoadedM
         for index, length in enumerate(lengths):
             engine.add(Sequence(str(index), tokens[:length], 20, None, ignore_eos=True))
         engine.step()
-        return [len(row.sequence.token_ids) for each in engine._batches for row in each.rows]
+        return [len(row.sequence.token_ids) for batch in engine._batches for row in batch.rows]
 
     assert begun(*[30] * 10) == [30] * 8
     assert begun(*[200] * 5) == [200] * 3
@@ -534,7 +537,7 @@ def test_more_sequences_than_the_batch_takes(models: Callable[[str], LoadedModel
     engine = BatchedEngine(model.model, model.eos_token_ids, 2, UNBOUNDED)
     for sequence in _sequences(model, PROMPTS):
         engine.add(sequence)
-    assert {len(each) for each in _run(engine).values()} == {24}
+    assert {len(values) for values in _run(engine).values()} == {24}
 
 
 def test_removed_sequences_get_no_more_tokens(models: Callable[[str], LoadedModel]) -> None:
@@ -558,7 +561,7 @@ def test_caches_that_cannot_be_merged(models: Callable[[str], LoadedModel]) -> N
         engine.add(sequence)
     engine.remove(["2"])
     tokens = _run(engine)
-    assert {key: len(each) for key, each in tokens.items()} == {"0": 24, "1": 24, "3": 24}
+    assert {key: len(token) for key, token in tokens.items()} == {"0": 24, "1": 24, "3": 24}
 
 
 def test_a_prompt_is_computed_chunk_by_chunk(models: Callable[[str], LoadedModel]) -> None:
@@ -595,13 +598,15 @@ def test_short_prompts_are_not_padded_to_a_long_one_that_is_far_on(
     engine = BatchedEngine(model.model, model.eos_token_ids, 8, UNBOUNDED, stall_s=0.01)
     engine.add(Sequence("stream", tokens[:30], 200, None, ignore_eos=True))
     engine.add(Sequence("long", tokens, 2, None, ignore_eos=True))
-    while not any(row.seen_tokens > 2000 for each in engine._batches for row in each.prefilling):
+    while not any(row.seen_tokens > 2000 for batch in engine._batches for row in batch.prefilling):
         engine.step()
     for name in "abc":
         engine.add(Sequence(name, tokens[:40], 4, None, ignore_eos=True))
     engine.step()
     with_long = next(
-        each for each in engine._batches if "long" in [r.sequence.request_id for r in each.rows]
+        row_batch
+        for row_batch in engine._batches
+        if "long" in [r.sequence.request_id for r in row_batch.rows]
     )
     assert not {"a", "b", "c"} & {row.sequence.request_id for row in with_long.rows}
     engine.remove(["long", "stream"])
@@ -626,11 +631,13 @@ def test_rows_of_unlike_length_share_each_step(models: Callable[[str], LoadedMod
         expected |= _run(alone)
     engine = BatchedEngine(model.model, model.eos_token_ids, 8, room, stall_s=1e6)
     engine.add(asked[0])
-    while not any(row.seen_tokens > 1200 for each in engine._batches for row in each.prefilling):
+    while not any(
+        row.seen_tokens > 1200 for row_batch in engine._batches for row in row_batch.prefilling
+    ):
         engine.step()
     for sequence in asked[1:]:
         engine.add(sequence)
-    made: dict[str, list[int]] = {each.request_id: [] for each in asked}
+    made: dict[str, list[int]] = {values.request_id: [] for values in asked}
     most_batches = together = 0
     while engine.active + engine.waiting:
         took = engine.step()
@@ -638,9 +645,9 @@ def test_rows_of_unlike_length_share_each_step(models: Callable[[str], LoadedMod
             made[token.request_id].append(token.token_id)
         most_batches = max(most_batches, len(engine._batches))
         if len(made["long"]) in range(2, 24):
-            assert {each.request_id for each in took} == set(made)
+            assert {token.request_id for token in took} == set(made)
             (batch,) = engine._batches
-            assert sorted(each.rows for each in batch.sizes()) == [1, 1, 2]
+            assert sorted(size.rows for size in batch.sizes()) == [1, 1, 2]
             together += 1
     assert made == expected
     assert most_batches > 1

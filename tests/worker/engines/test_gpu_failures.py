@@ -45,7 +45,7 @@ IGNORED = (
 FAULT = "Caused GPU Address Fault Error (0000000b:kIOGPUCommandBufferCallbackErrorPageFault)"
 PASSING = (TIMEOUT, INTERACTIVITY, VICTIM)
 
-PROMPT = [5 + each * 7 % 200 for each in range(300)]
+PROMPT = [5 + index * 7 % 200 for index in range(300)]
 
 
 def failure(what: str) -> RuntimeError:
@@ -102,9 +102,9 @@ def _sequences(cache: PromptCache, store: PromptStore) -> list[Sequence]:
 def _run(engine: Engine, sequences: list[Sequence]) -> dict[str, list[int]]:
     """As turns of a worker do."""
     recovery = GpuRecovery(engine.recompute_all)
-    made: dict[str, list[int]] = {each.request_id: [] for each in sequences}
-    for each in sequences:
-        engine.add(each)
+    made: dict[str, list[int]] = {sequence.request_id: [] for sequence in sequences}
+    for sequence in sequences:
+        engine.add(sequence)
     while engine.active + engine.waiting:
         try:
             for token in engine.step():
@@ -237,7 +237,7 @@ def test_vectors_are_computed_anew() -> None:
 
 
 def test_kinds() -> None:
-    assert [passing_kind(failure(each)) for each in PASSING] == [
+    assert [passing_kind(failure(text)) for text in PASSING] == [
         "Timeout",
         "ImpactingInteractivity",
         "InnocentVictim",

@@ -137,21 +137,21 @@ def _sequence(model: LoadedModel, generate: Generate, delivered: list[int]) -> S
 
 
 def _collect(made: dict[str, Made], tokens: list[Token]) -> None:
-    for each in tokens:
-        own = made[each.request_id]
-        own.token_ids.append(each.token_id)
-        own.guessed += each.guessed
-        own.rejected += each.rejected
-        if each.score is not None:
-            own.logprobs.append(each.score.logprob)
+    for token in tokens:
+        own = made[token.request_id]
+        own.token_ids.append(token.token_id)
+        own.guessed += token.guessed
+        own.rejected += token.rejected
+        if token.score is not None:
+            own.logprobs.append(token.score.logprob)
 
 
 def _plain(model: LoadedModel, requests: list[Generate]) -> dict[str, Made]:
     """The texts of requests, each of which runs alone and without guesses."""
     engine = _engine(model, UNBOUNDED, guesses=False)
-    made = {each.request_id: Made([], []) for each in requests}
-    for each in requests:
-        engine.add(_sequence(model, each, []))
+    made = {request.request_id: Made([], []) for request in requests}
+    for request in requests:
+        engine.add(_sequence(model, request, []))
         while engine.active + engine.waiting:
             _collect(made, engine.step())
     engine.close()
@@ -181,7 +181,7 @@ def _anew(
 ) -> dict[str, Made]:
     """The same requests in groups of rows, that join at any time and are put aside and resumed."""
     engine = _engine(model, IN_GROUPS, guesses=guesses, draft=draft)
-    made = {each.request_id: Made([], []) for each in requests}
+    made = {request.request_id: Made([], []) for request in requests}
     predicted = {
         name: _predicted(chance, alone.token_ids) if draft is None or chance.random() < 0.5 else ()
         for name, alone in plain.items()
@@ -200,8 +200,8 @@ def _anew(
         if chance.random() < 0.02:
             # As when the worker dies: another one goes on behind what was delivered.
             going = {row.sequence.request_id for batch in engine._batches for row in batch.rows}
-            going |= {each.request_id for each in engine._waiting}
-            coming += [each for each in requests if each.request_id in going]
+            going |= {values.request_id for values in engine._waiting}
+            coming += [request for request in requests if request.request_id in going]
             engine.close()
             engine = _engine(model, IN_GROUPS, guesses=guesses, draft=draft)
     engine.close()
@@ -218,12 +218,12 @@ def _same(shape: str, root: Path, seed: int, most_rows: int) -> tuple[int, int]:
     draft = _draft(chance, model, root)
     for guesses in (False, True):
         guessed = _anew(model, requests, chance, plain, guesses=guesses, draft=draft)
-        for each in requests:
-            own, other = guessed[each.request_id], plain[each.request_id]
-            assert own.token_ids == other.token_ids, (seed, each)
+        for request in requests:
+            own, other = guessed[request.request_id], plain[request.request_id]
+            assert own.token_ids == other.token_ids, (seed, request)
             assert own.logprobs == pytest.approx(other.logprobs, abs=NEARLY)
-    return sum(each.guessed for each in guessed.values()), sum(
-        each.rejected for each in guessed.values()
+    return sum(made.guessed for made in guessed.values()), sum(
+        made.rejected for made in guessed.values()
     )
 
 
@@ -267,9 +267,9 @@ def _greedy(name: str, tokens: int, prompt: list[int]) -> Sequence:
 
 
 def _run(engine: BatchedEngine, sequences: list[Sequence]) -> dict[str, Made]:
-    made = {each.request_id: Made([], []) for each in sequences}
-    for each in sequences:
-        engine.add(each)
+    made = {sequence.request_id: Made([], []) for sequence in sequences}
+    for sequence in sequences:
+        engine.add(sequence)
     while engine.active + engine.waiting:
         _collect(made, engine.step())
     return made
@@ -281,18 +281,18 @@ def test_a_model_that_drafts_for_itself_is_always_right(root: Path) -> None:
     model = replace(model, model=model.model._model)
     counted = Counted(model.model)
     prompts = {
-        f"r{index}": [5 + (7 * each + index) % 600 for each in range(30 + index)]
+        f"r{index}": [5 + (7 * number + index) % 600 for number in range(30 + index)]
         for index in range(4)
     }
     sequences = [_greedy(name, 200, prompt) for name, prompt in prompts.items()]
     engine = _engine(model, UNBOUNDED, draft=make_draft(model.model, counted, 3))
     made = _run(engine, sequences)
     plain = _run(_engine(model, UNBOUNDED, guesses=False), sequences)
-    assert {name: each.token_ids for name, each in made.items()} == {
-        name: each.token_ids for name, each in plain.items()
+    assert {name: item.token_ids for name, item in made.items()} == {
+        name: made.token_ids for name, made in plain.items()
     }
-    assert sum(each.guessed for each in made.values()) > 550
-    assert sum(each.rejected for each in made.values()) < 20
+    assert sum(item.guessed for item in made.values()) > 550
+    assert sum(item.rejected for item in made.values()) < 20
     # A prompt for each row, and then three passes for four tokens of all rows.
     assert len(counted.passes) < 4 + 3 * 200 / 4 * 1.2
 

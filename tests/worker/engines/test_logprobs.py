@@ -46,12 +46,12 @@ BUILDERS: dict[str, Callable[[Path], Path]] = {
     "chunked attention": shapes.chunked_attention,
 }
 SEQUENCES = [
-    Sequence("plain", [5 + each for each in range(50)], 9, None, ignore_eos=True),
+    Sequence("plain", [5 + index for index in range(50)], 9, None, ignore_eos=True),
     Sequence("greedy", [7, 8, 9], 9, None, ignore_eos=True, logprobs=3),
     Sequence("none", [100], 9, None, ignore_eos=True, logprobs=0, prompt_logprobs=1),
     Sequence(
         "sampled",
-        [11 + 3 * each for each in range(70)],
+        [11 + 3 * index for index in range(70)],
         9,
         RowSampling(3, 1.5, top_k=40),
         ignore_eos=True,
@@ -59,7 +59,7 @@ SEQUENCES = [
         prompt_logprobs=2,
     ),
     Sequence(
-        "prompt", [600 - each for each in range(33)], 9, None, ignore_eos=True, prompt_logprobs=0
+        "prompt", [600 - index for index in range(33)], 9, None, ignore_eos=True, prompt_logprobs=0
     ),
 ]
 
@@ -83,9 +83,9 @@ def _engine(model: LoadedModel, working_bytes: int = 0) -> Engine:
 
 
 def _run(engine: Engine, sequences: list[Sequence]) -> dict[str, list[Token]]:
-    for each in sequences:
-        engine.add(each)
-    made: dict[str, list[Token]] = {each.request_id: [] for each in sequences}
+    for sequence in sequences:
+        engine.add(sequence)
+    made: dict[str, list[Token]] = {values.request_id: [] for values in sequences}
     while engine.active + engine.waiting:
         for token in engine.step():
             made[token.request_id].append(token)
@@ -104,7 +104,7 @@ def _check(score: Score | None, exact: list[float], token_id: int, alternatives:
     assert score.logprob == pytest.approx(exact[token_id], abs=1e-3)
     best = sorted(exact, reverse=True)[:alternatives]
     assert [value for _, value in score.top] == pytest.approx(best, abs=1e-3)
-    assert [exact[each] for each, _ in score.top] == pytest.approx(best, abs=1e-3)
+    assert [exact[index] for index, _ in score.top] == pytest.approx(best, abs=1e-3)
 
 
 def test_they_are_what_the_model_gave(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +115,7 @@ def test_they_are_what_the_model_gave(model: LoadedModel, monkeypatch: pytest.Mo
         made = _run(_engine(model, working_bytes=90_000), sequences)
         for sequence in sequences:
             tokens = made[sequence.request_id]
-            ids = [each.token_id for each in tokens]
+            ids = [token.token_id for token in tokens]
             assert len(ids) == 9
             exact = _logprobs(model, sequence.token_ids + ids)
             begin = len(sequence.token_ids) - 1
@@ -124,7 +124,7 @@ def test_they_are_what_the_model_gave(model: LoadedModel, monkeypatch: pytest.Mo
                     assert token.score is None
                     continue
                 _check(token.score, exact[begin + place], ids[place], sequence.logprobs)
-            assert all(each.prompt_scores is None for each in tokens[1:])
+            assert all(token.prompt_scores is None for token in tokens[1:])
             if sequence.prompt_logprobs is None:
                 assert tokens[0].prompt_scores is None
                 continue
@@ -139,9 +139,9 @@ def test_they_are_what_the_model_gave(model: LoadedModel, monkeypatch: pytest.Mo
 def test_of_a_sequence_that_goes_on_elsewhere(model: LoadedModel) -> None:
     sampled = SEQUENCES[3]
     whole = _run(_engine(model), [sampled])["sampled"]
-    rest = sampled.rest([each.token_id for each in whole[:4]])
+    rest = sampled.rest([token.token_id for token in whole[:4]])
     again = _run(_engine(model), [rest])["sampled"]
-    assert [each.token_id for each in again] == [each.token_id for each in whole[4:]]
+    assert [token.token_id for token in again] == [token.token_id for token in whole[4:]]
     for one, other in zip(again, whole[4:], strict=True):
         assert one.score is not None
         assert other.score is not None
@@ -155,7 +155,7 @@ def test_they_are_those_before_the_sampling(demo: LoadedModel) -> None:
     """Neither temperature nor filters change them."""
     plain = replace(SEQUENCES[1], max_tokens=1)
     hot = replace(plain, sampling=RowSampling(1, 2.0, top_k=2, min_p=0.5))
-    scores = [_run(_engine(demo), [each])["greedy"][0].score for each in (plain, hot)]
+    scores = [_run(_engine(demo), [values])["greedy"][0].score for values in (plain, hot)]
     assert scores[0] is not None
     assert scores[1] is not None
     assert scores[0].top == scores[1].top
@@ -170,7 +170,7 @@ def test_with_a_draft_model(demo: LoadedModel) -> None:
     made = _run(engine, sequences)
     for sequence in sequences:
         tokens = made[sequence.request_id]
-        exact = _logprobs(demo, sequence.token_ids + [each.token_id for each in tokens])
+        exact = _logprobs(demo, sequence.token_ids + [token.token_id for token in tokens])
         for place, token in enumerate(tokens, len(sequence.token_ids) - 1):
             _check(token.score, exact[place], token.token_id, sequence.logprobs or 0)
     assert len(made["sampled"][0].prompt_scores or ()) == 69
@@ -181,7 +181,7 @@ def test_the_likeliest(vocabulary: int) -> None:
     """In a row of blocks and in one of none; with ties, by their ids."""
     logits = mx.round(mx.random.normal((3, vocabulary), key=mx.random.key(5)) * 3)
     scores = Scores(logits, mx.array([0, 1, 2]), [0, 4, 20]).read()
-    assert [len(each.top) for each in scores] == [0, 4, min(20, vocabulary)]
+    assert [len(score.top) for score in scores] == [0, 4, min(20, vocabulary)]
     for row, score in enumerate(scores):
         exact = (logits[row] - mx.logsumexp(logits[row])).tolist()
         best = sorted(exact, reverse=True)[: len(score.top)]  # type: ignore[type-var,arg-type]
@@ -224,9 +224,9 @@ def test_scores_are_written_with_the_bytes_of_tokens(demo: LoadedModel) -> None:
 
 
 def test_those_of_a_long_prompt_come_in_several_parts(demo: LoadedModel) -> None:
-    ids = [5 + each % 600 for each in range(5000)]
-    top = tuple((each, -1.0) for each in range(20))
-    scores = [Score(-each / 8, top) for each in range(1, 5000)]
+    ids = [5 + index % 600 for index in range(5000)]
+    top = tuple((number, -1.0) for number in range(20))
+    scores = [Score(-index / 8, top) for index in range(1, 5000)]
     parts: list[AnswerPart] = list(_writer(demo, ids).prompt_parts(scores))
     assert len(parts) > 20
     for part in parts:
@@ -238,8 +238,10 @@ def test_those_of_a_long_prompt_come_in_several_parts(demo: LoadedModel) -> None
     assert isinstance(whole, PromptLogprobs)
     assert whole.begin == 0
     assert whole.tokens[0] == PromptToken(demo.token_bytes(5), None)
-    assert [each.logprob for each in whole.tokens[1:]] == [-each / 8 for each in range(1, 5000)]
-    assert [each.text for each in whole.tokens] == [demo.token_bytes(each) for each in ids]
+    assert [token.logprob for token in whole.tokens[1:]] == [-index / 8 for index in range(1, 5000)]
+    assert [prompt_token.text for prompt_token in whole.tokens] == [
+        demo.token_bytes(identifier) for identifier in ids
+    ]
     # Another worker begins anew: nothing is taken for its continuation.
     assert merged([parts[0], parts[0]]) == [parts[0], parts[0]]
     assert list(_writer(demo, [5]).prompt_parts([])) == [

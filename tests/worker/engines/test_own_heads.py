@@ -40,7 +40,7 @@ def made_by(model: Any, prompts: list[list[int]], *, guesses: bool) -> list[list
 
 
 def texts(answers: list[list[Token]]) -> list[list[int]]:
-    return [[each.token_id for each in answer] for answer in answers]
+    return [[token.token_id for token in answer] for answer in answers]
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
@@ -54,7 +54,7 @@ def test_the_text_is_the_same(kind: str, tmp_path: Path) -> None:
     with_head = made_by(model, prompts, guesses=True)
     assert texts(with_head) == texts(made_by(model, prompts, guesses=False))
     # A random head guesses, though hardly ever right.
-    assert sum(each.rejected for answer in with_head for each in answer) > TOKENS
+    assert sum(token.rejected for answer in with_head for token in answer) > TOKENS
 
 
 @pytest.mark.slow
@@ -70,11 +70,11 @@ def test_a_head_that_is_always_right(kind: str, by: str, tmp_path: Path) -> None
     prompts = [[5 + index, 9 + index] for index in range(4)]
     answers = made_by(model, prompts, guesses=True)
     for prompt, answer in zip(prompts, answers, strict=True):
-        token_ids = [prompt[-1], *(each.token_id for each in answer)]
+        token_ids = [prompt[-1], *(token.token_id for token in answer)]
         assert all(follows[one] == other for one, other in pairwise(token_ids))
-        assert sum(each.rejected for each in answer) == 0
+        assert sum(token.rejected for token in answer) == 0
         # The head begins with the second token. Then a step makes four tokens.
-        steps = sum(not each.guessed for each in answer)
+        steps = sum(not token.guessed for token in answer)
         assert steps == 1 + -(-(len(answer) - 1) // 4)
 
 
@@ -85,4 +85,4 @@ def test_with_quantized_caches(tmp_path: Path) -> None:
     prompts = [[5, 6, 7, 8], [100] * 30]
     with_head = made_by(model, prompts, guesses=True)
     assert texts(with_head) == texts(made_by(model, prompts, guesses=False))
-    assert sum(each.rejected for answer in with_head for each in answer) > 0
+    assert sum(token.rejected for answer in with_head for token in answer) > 0

@@ -44,7 +44,7 @@ def _mlx_lms_own(model: LoadedModel, sequence: Sequence, bits: int) -> list[int]
     if len(sequence.token_ids) > 1:
         model.model(mx.array([sequence.token_ids[:-1]]), cache=caches)
     sampler = RowSampler(sequence, model.model)
-    return [each.token_id for each in decode(sequence, caches, sampler)]
+    return [token.token_id for token in decode(sequence, caches, sampler)]
 
 
 @pytest.mark.slow
@@ -64,11 +64,11 @@ def test_rows_of_unlike_length_join_leave_and_are_put_aside(
         )
         for index, length in enumerate([1, 300, 7, 120, 2, 64])
     ]
-    expected = {each.request_id: _mlx_lms_own(model, each, bits) for each in sequences}
+    expected = {sequence.request_id: _mlx_lms_own(model, sequence, bits) for sequence in sequences}
     # A few tokens of padding cost as much as a group.
     room = CacheRoom(CacheSizes(1_000_000, 0, 1.0))
     engine = BatchedEngine(Caches(model.model, kv_bits=bits).model, (), 4, room)
-    made: dict[str, list[int]] = {each.request_id: [] for each in sequences}
+    made: dict[str, list[int]] = {values.request_id: [] for values in sequences}
     coming = list(sequences)
     steps = most_groups = 0
     while coming or engine.active + engine.waiting:
@@ -77,9 +77,9 @@ def test_rows_of_unlike_length_join_leave_and_are_put_aside(
         for token in step(engine):
             made[token.request_id].append(token.token_id)
         steps += 1
-        most_groups = max(most_groups, *(len(each.sizes()) for each in engine._batches))
+        most_groups = max(most_groups, *(len(row_batch.sizes()) for row_batch in engine._batches))
         if steps == 20:
-            batch = next(each for each in engine._batches if len(each))
+            batch = next(batch for batch in engine._batches if len(batch))
             engine._add_first(batch.put_aside(batch.next_to_put_aside()[0]))
     engine.close()
     assert made == expected
@@ -91,11 +91,11 @@ def test_a_batch_takes_less(model: LoadedModel, bits: int, share: float) -> None
     """In 16 bits, which most models have, where scales and biases weigh most."""
 
     def taken_bytes(made: list[Any]) -> int:
-        caches = [each.merge([each, each]) for each in made]
+        caches = [item.merge([item, item]) for item in made]
         entries = mx.zeros((2, 2, 2000, 64), mx.bfloat16)
-        for each in caches:
-            each.update_and_fetch(entries, entries)
-        return sum(each.nbytes for each in leaves_of(caches))
+        for cache in caches:
+            cache.update_and_fetch(entries, entries)
+        return sum(leaf.nbytes for leaf in leaves_of(caches))
 
     plain = taken_bytes([KVCache(), KVCache()])
     assert taken_bytes(Caches(model.model, kv_bits=bits).make()) <= share * plain

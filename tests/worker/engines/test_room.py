@@ -145,8 +145,8 @@ class TestMeasure:
     def measured(*caches: object) -> CacheSizes:
         def model(tokens: mx.array, cache: list[object]) -> mx.array:
             entries = mx.zeros((1, 2, tokens.shape[1], 8), mx.float32)
-            for each in cache:
-                for one in getattr(each, "caches", [each]):
+            for item in cache:
+                for one in getattr(item, "caches", [item]):
                     one.update_and_fetch(entries, entries)
             return tokens
 
@@ -162,8 +162,8 @@ class TestMeasure:
     def test_those_that_are_quantized(self) -> None:
         def model(_tokens: mx.array, cache: list[QuantizedCache]) -> mx.array:
             entries = mx.zeros((1, 2, 2, 64), mx.float32)
-            for each in cache:
-                each.update_and_fetch(entries, entries)
+            for quantized_cache in cache:
+                quantized_cache.update_and_fetch(entries, entries)
             return entries
 
         def make_caches() -> list[QuantizedCache]:

@@ -25,7 +25,7 @@ def test_waiting_sharers_get_work_by_their_shares(pieces: list[tuple[str, int]])
         for place, (sharer, cost) in enumerate(pieces)
     )
     done = dict.fromkeys(shares, 0.0)
-    left = {each: sum(s == each for s, _ in pieces) for each in shares}
+    left = {share: sum(s == share for s, _ in pieces) for share in shares}
     for number, _, sharer, cost in waiting:
         turns.start(number)
         done[sharer] += cost / shares[sharer]
@@ -46,8 +46,8 @@ def test_a_newcomer_is_next_and_what_comes_back_is_not_ahead_of_others() -> None
 
 def test_the_number_of_remembered_sharers_is_bounded() -> None:
     turns = Turns()
-    for each in range(1000):
-        turns.reserve(str(each), 1, each)
+    for index in range(1000):
+        turns.reserve(str(index), 1, index)
     assert len(turns._ends) <= 256
 
 
@@ -73,13 +73,13 @@ def model() -> Any:
 def test_a_short_prompt_of_another_begins_before_those_that_wait(kind: Any, model: Any) -> None:
     room = CacheRoom(measure(model))
     engine = BatchedEngine(model, [], 1, room) if kind is BatchedEngine else kind(model, [], room)
-    for each in range(4):
-        engine.add(_sequence(f"flood {each}", "a", 300))
+    for index in range(4):
+        engine.add(_sequence(f"flood {index}", "a", 300))
     engine.step()
     engine.add(_sequence("short", "b", 20))
     ended: list[str] = []
     while engine.active + engine.waiting:
-        ended += [each.request_id for each in engine.step() if each.finish_reason]
+        ended += [item.request_id for item in engine.step() if item.finish_reason]
     assert ended == ["flood 0", "short", "flood 1", "flood 2", "flood 3"]
     costs = engine.collect_costs()
     assert costs["a"] > costs["b"] > 0.0

@@ -41,7 +41,7 @@ from worker.sampling.settings import make_row_sampling
 from worker.system.errors import ModelError
 
 UNBOUNDED = CacheRoom(CacheSizes(0, 0, 1.0))
-PROMPT = [5 + 7 * each % 600 for each in range(140)]
+PROMPT = [5 + 7 * index % 600 for index in range(140)]
 GREEDY = Sampling(seed=1, temperature=0.0)
 SEEDED = Sampling(seed=7, temperature=1.1, top_p=0.95)
 PENALIZED = Sampling(seed=1, temperature=0.0, repetition_penalty=1.4)
@@ -93,7 +93,7 @@ def _run(engine: Engine, sequence: Sequence) -> list[Token]:
 
 
 def _ids(tokens: list[Token]) -> list[int]:
-    return [each.token_id for each in tokens]
+    return [token.token_id for token in tokens]
 
 
 def _plain(model: LoadedModel, sampling: Sampling) -> list[int]:
@@ -161,7 +161,7 @@ class TestAdapter:
         base, adapted = _load(folders("full_attention")), _load(folders("full_attention"), adapter)
         trained = mx.load(str(adapter / "adapters.safetensors"))
         assert isinstance(trained, dict)
-        added_bytes = sum(each.nbytes for each in trained.values())
+        added_bytes = sum(array.nbytes for array in trained.values())
         assert adapted.weight_bytes == base.weight_bytes + added_bytes
         made = _plain(adapted, GREEDY)
         assert made != _plain(base, GREEDY)
@@ -254,7 +254,7 @@ class TestAdapter:
         assert isinstance(weights, dict)
         mx.eval(weights)
         mx.save_safetensors(
-            path, {name: each for name, each in weights.items() if cache_kind in name}
+            path, {name: weight for name, weight in weights.items() if cache_kind in name}
         )
         with pytest.raises(ModelError) as caught:
             _load(folders("full_attention"), copy)
@@ -280,8 +280,8 @@ def drafted(
     assert isinstance(weights, dict)
     mx.random.seed(5)
     changed = {
-        name: each + mx.random.normal(each.shape) * 0.05 * mx.std(each)
-        for name, each in weights.items()
+        name: weight + mx.random.normal(weight.shape) * 0.05 * mx.std(weight)
+        for name, weight in weights.items()
     }
     mx.eval(changed)
     mx.save_safetensors(path, changed, {"format": "mlx"})
@@ -309,8 +309,8 @@ class TestDraft:
             engine.step_costs.ratio = lambda _, width: float(width > 0)  # type: ignore[method-assign]
             made = _run(engine, _sequence(drafted, sampling, paths))
             assert _ids(made) == expected
-            assert {each.cached_tokens for each in made} == {known}
-            assert sum(each.guessed for each in made) > 0
+            assert {token.cached_tokens for token in made} == {known}
+            assert sum(token.guessed for token in made) > 0
 
     def test_counts(self, folders: Callable[[str], Folder], drafted: LoadedModel) -> None:
         alone = _load(folders("full_attention"))
@@ -319,7 +319,7 @@ class TestDraft:
 
     def test_unfit_models(self, folders: Callable[[str], Folder], tmp_path: Folder) -> None:
         full, states, chunked = (
-            _load(folders(each)) for each in ("full_attention", "state_space", "chunked_attention")
+            _load(folders(text)) for text in ("full_attention", "state_space", "chunked_attention")
         )
         with pytest.raises(ModelError, match="this one has a recurrent state"):
             make_draft(full.model, states.model, 3)
@@ -351,7 +351,7 @@ class TestLoaded:
         thread.start()
         thread.post(load)
         seen: list[object] = []
-        while not any(isinstance(each, LoadFailed | EngineEnd) for each in seen):
+        while not any(isinstance(item, LoadFailed | EngineEnd) for item in seen):
             events.get(timeout=60)
             event = thread.next_event()
             seen.append(event)
@@ -377,24 +377,24 @@ class TestLoaded:
             draft_tokens=2,
         )
         events = self.events(load)
-        ready = next(each.ready for each in events if isinstance(each, ModelReady))
+        ready = next(event.ready for event in events if isinstance(event, ModelReady))
         assert not ready.alone
-        progress = [each for each in events if isinstance(each, LoadProgress)]
+        progress = [item for item in events if isinstance(item, LoadProgress)]
         assert progress[-1].loaded_bytes == progress[-1].total_bytes == ready.weight_bytes
-        tokens = [each for step in events if isinstance(step, EngineStep) for each in step.tokens]
+        tokens = [token for step in events if isinstance(step, EngineStep) for token in step.tokens]
         assert len(tokens) == 4
         assert events[-1] == EngineEnd(failed=False)
 
     def test_quantized_caches_are_batched(self, folders: Callable[[str], Folder]) -> None:
         events = self.events(Load(str(folders("full_attention")), 4, 4096, kv_bits=4))
-        (ready,) = [each.ready for each in events if isinstance(each, ModelReady)]
+        (ready,) = [event.ready for event in events if isinstance(event, ModelReady)]
         assert not ready.alone
-        tokens = [each for step in events if isinstance(step, EngineStep) for each in step.tokens]
+        tokens = [token for step in events if isinstance(step, EngineStep) for token in step.tokens]
         assert len(tokens) == 4
 
     def test_impossible_options_are_explained(self, folders: Callable[[str], Folder]) -> None:
         events = self.events(Load(str(folders("sliding_window")), 4, 4096, kv_bits=4))
-        (failed,) = [each for each in events if isinstance(each, LoadFailed)]
+        (failed,) = [event for event in events if isinstance(event, LoadFailed)]
         assert failed.permanent
         assert "a sliding window" in failed.reason
 

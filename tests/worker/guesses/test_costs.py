@@ -13,8 +13,8 @@ REMEMBERED_STEPS = 5
 
 def _observe(costs: StepCosts, rows: int, width: int, *seconds: float) -> None:
     """Steps of these seconds, after one that compiles kernels."""
-    for each in (100.0, *seconds):
-        costs.observe(rows, width, each)
+    for number in (100.0, *seconds):
+        costs.observe(rows, width, number)
 
 
 def test_a_ratio_is_that_of_medians() -> None:
@@ -80,7 +80,7 @@ def test_few_rows_stand_in_for_many_and_never_many_for_few() -> None:
 @given(st.integers(1, 300))
 def test_an_unknown_step_counts_as_so_many_steps(rows: int) -> None:
     costs = StepCosts()
-    assert [costs.ratio(rows, each) for each in WIDTHS] == list(WIDTHS)
+    assert [costs.ratio(rows, width) for width in WIDTHS] == list(WIDTHS)
     assert costs.ratio(rows, 0) == 1.0, "a pass of the drafter"
     assert not costs.is_known(rows, 2)
 
@@ -98,8 +98,8 @@ def test_an_unknown_step_counts_as_so_many_steps(rows: int) -> None:
 )
 def test_any_steps_give_a_ratio(steps: list[tuple[int, int, float]], rows: int, width: int) -> None:
     costs = StepCosts()
-    for each in steps:
-        costs.observe(*each)
+    for step in steps:
+        costs.observe(*step)
     assert costs.ratio(rows, width) > 0
     assert costs.ratio(rows, 1) == 1.0
 

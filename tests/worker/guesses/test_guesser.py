@@ -37,7 +37,7 @@ def _costs(rows: int, ratios: dict[int, float]) -> StepCosts:
 
 def _all_cost(rows: int, share: float) -> StepCosts:
     """Costs by which each token a row more takes this share of a step of one."""
-    return _costs(rows, {each: 1 + share * (each - 1) for each in WIDTHS[1:]})
+    return _costs(rows, {width: 1 + share * (width - 1) for width in WIDTHS[1:]})
 
 
 def _guesser(
@@ -101,7 +101,7 @@ def test_wrong_guesses_end() -> None:
     """Each stretch of three tokens goes on otherwise each time that it comes."""
     guesser = _guesser(_all_cost(1, 0.2))
     guesser.add(1, [])
-    text = [each for index in range(100) for each in (1, 2, 3, 100 + index)]
+    text = [number for index in range(100) for number in (1, 2, 3, 100 + index)]
     widths = _widths(guesser, 1, text)
     # After 1, 2, 3 the guess is wrong. After 2, 3, 100 and so on there is none.
     assert set(widths[200:]) == {1}
@@ -111,7 +111,7 @@ def test_wrong_guesses_end() -> None:
 def test_guesses_come_back_when_they_turn_right() -> None:
     guesser = _guesser(_all_cost(1, 0.1))
     guesser.add(1, [])
-    wrong = [each for index in range(60) for each in (1, 2, 3, 100 + index)]
+    wrong = [number for index in range(60) for number in (1, 2, 3, 100 + index)]
     assert _widths(guesser, 1, wrong)[-8:] == [1] * 8
     right = list(range(200, 230))
     widths = _widths(guesser, 1, right * 4)
@@ -237,9 +237,9 @@ def test_a_rehearsal_has_the_width_that_it_measures() -> None:
         costs.rehearsed = width
         assert guesser.is_likely([1, 2]) == (width > 1)
         guesses = guesser.guess([1, 2], [0, 0], [100, 3], _nothing)
-        assert [len(each) for each in guesses] == [width - 1, min(width - 1, 3)]
+        assert [len(guess) for guess in guesses] == [width - 1, min(width - 1, 3)]
         # Rehearsed answers repeat zeros.
-        assert not any(0 in each for each in guesses)
+        assert not any(0 in values for values in guesses)
 
 
 def test_a_rehearsal_says_nothing_of_guesses() -> None:
@@ -269,7 +269,7 @@ class Drafter:
         (count,) = counts
         self.passes += count
         following = self.text[self.place + 1 : self.place + 1 + count]
-        return [following if self.right else [each + 1 for each in following]]
+        return [following if self.right else [number + 1 for number in following]]
 
 
 def _drafted(guesser: BatchGuesser, drafter: Drafter) -> int:
@@ -286,8 +286,8 @@ def _drafted(guesser: BatchGuesser, drafter: Drafter) -> int:
             if guess != text[drafter.place + len(made)]:
                 break
             made.append(guess)
-        for each in made:
-            guesser.record(1, each)
+        for number in made:
+            guesser.record(1, number)
         drafter.place += len(made)
         steps += 1
     return steps
@@ -296,7 +296,7 @@ def _drafted(guesser: BatchGuesser, drafter: Drafter) -> int:
 def _drafting(
     width_share: float, pass_share: float, *, redoes: bool = False
 ) -> tuple[BatchGuesser, StepCosts]:
-    costs = _costs(1, {each: 1 + width_share * (each - 1) for each in WIDTHS[1:]})
+    costs = _costs(1, {width: 1 + width_share * (width - 1) for width in WIDTHS[1:]})
     for _ in range(2):
         costs.observe(1, DRAFTED, pass_share)
     guesser = _guesser(costs, drafts=3, redoes=redoes)
@@ -315,7 +315,7 @@ def test_a_drafter_that_is_right_guesses_as_much_as_it_may() -> None:
 
 def test_a_drafter_that_is_never_right_soon_guesses_hardly_anything() -> None:
     guesser, _ = _drafting(0.0, 0.01)
-    first, later = (Drafter(each, right=False) for each in (TEXT[:5000], TEXT[5000:]))
+    first, later = (Drafter(values, right=False) for values in (TEXT[:5000], TEXT[5000:]))
     assert _drafted(guesser, first) == 5000
     assert 0 < first.passes < 300
     _drafted(guesser, later)
@@ -361,7 +361,7 @@ class HalfRight(Drafter):
 
     def __call__(self, counts: list[int]) -> list[list[int]]:
         (guesses,) = super().__call__(counts)
-        return [[each + (self.place + index) // 3 % 2 for index, each in enumerate(guesses)]]
+        return [[guess + (self.place + index) // 3 % 2 for index, guess in enumerate(guesses)]]
 
 
 def test_fewer_guesses_pay_where_a_wrong_one_costs_a_step() -> None:
@@ -404,23 +404,23 @@ def test_there_are_never_more_guesses_than_may_be(
 ) -> None:
     costs = _all_cost(len(made), share)
     costs.rehearsed = rehearsed
-    forced = {row: each[2] for row, each in enumerate(made)}
+    forced = {row: pair[2] for row, pair in enumerate(made)}
     guesser = _guesser(costs, forced.__getitem__, most_width, drafts)
 
     def draft(counts: list[int]) -> list[list[int]]:
         assert max(counts) <= drafts
-        return [[chance.randrange(5) for _ in range(each)] for each in counts]
+        return [[chance.randrange(5) for _ in range(count)] for count in counts]
 
     for row, (prompt, prediction, _, _) in enumerate(made):
         guesser.add(row, prompt, prediction)
-    rows, most = list(forced), [each[3] for each in made]
+    rows, most = list(forced), [pair[3] for pair in made]
     for _ in range(10):
         first = [chance.randrange(5) for _ in rows]
         guesser.is_likely(rows)
         guesses = guesser.guess(rows, first, most, draft)
         widest = 1 + max(map(len, guesses))
         assert widest <= (most_width if rehearsed is None else rehearsed)
-        assert all(len(each) <= count for each, count in zip(guesses, most, strict=True))
+        assert all(len(guess) <= count for guess, count in zip(guesses, most, strict=True))
         for row, token_id in zip(rows, first, strict=True):
             guesser.record(row, token_id)
 

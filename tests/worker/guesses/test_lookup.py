@@ -49,7 +49,9 @@ class Searched:
         if at is None:
             return None, 0
         lengths = range(LEAST, min(MOST, at) + 1)
-        return at, max(each for each in lengths if self.text[at - each : at] == self.text[-each:])
+        return at, max(
+            length for length in lengths if self.text[at - length : at] == self.text[-length:]
+        )
 
 
 def _last_place(text: list[int], stretch: list[int]) -> int | None:
@@ -57,7 +59,7 @@ def _last_place(text: list[int], stretch: list[int]) -> int | None:
     if len(stretch) < LEAST:
         return None
     places = range(len(text) - 1, LEAST - 1, -1)
-    return next((each for each in places if text[each - LEAST : each] == stretch), None)
+    return next((place for place in places if text[place - LEAST : place] == stretch), None)
 
 
 @given(TEXTS, TEXTS, TEXTS, st.integers(0, 3), st.integers(0, 20))

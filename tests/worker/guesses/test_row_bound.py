@@ -7,9 +7,9 @@ from worker.guesses.costs import MOST_ROWS, StepCosts, most_rows
 
 def _costs(seconds: dict[int, float]) -> StepCosts:
     costs = StepCosts()
-    for rows, each in seconds.items():
+    for rows, number in seconds.items():
         for _ in range(6):
-            costs.observe(rows, 1, each)
+            costs.observe(rows, 1, number)
     return costs
 
 

@@ -51,7 +51,7 @@ def _marked(architecture: str) -> Any:
     return pytest.param(architecture, marks=marks)
 
 
-@pytest.mark.parametrize("architecture", [_marked(each) for each in TINY])
+@pytest.mark.parametrize("architecture", [_marked(text) for text in TINY])
 def test_it_is_loaded_and_answers(architecture: str, tmp_path: Path) -> None:
     folder = shapes.write(tmp_path / "model", {"model_type": architecture, **TINY[architecture]})
     assert describe(folder).problem is None

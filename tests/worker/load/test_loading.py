@@ -54,7 +54,7 @@ def _loaded(folder: Path, **options: Any) -> LoadedModel:
 
 def _differences(model: Any, other: Any) -> list[str]:
     """The weights that two models don't share."""
-    own, others = (dict(tree_flatten(each.parameters())) for each in (model, other))
+    own, others = (dict(tree_flatten(item.parameters())) for item in (model, other))
     same = own.keys() & others.keys()
     return sorted({*own, *others} - {name for name in same if (own[name] == others[name]).all()})
 
@@ -64,23 +64,23 @@ def _generation(**fields: object) -> Callable[[Path], object]:
 
 
 BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no config": (lambda each: (each / "config.json").unlink(), "no config.json"),
-    "config is no JSON": (lambda each: (each / "config.json").write_text("{"), "can't be read"),
-    "config is a list": (lambda each: (each / "config.json").write_text("[]"), "can't be read"),
-    "unknown architecture": (lambda each: _config(each, model_type="hal9000"), "hal9000"),
+    "no config": (lambda path: (path / "config.json").unlink(), "no config.json"),
+    "config is no JSON": (lambda path: (path / "config.json").write_text("{"), "can't be read"),
+    "config is a list": (lambda path: (path / "config.json").write_text("[]"), "can't be read"),
+    "unknown architecture": (lambda path: _config(path, model_type="hal9000"), "hal9000"),
     "no tokenizer": (_remove_tokenizer, "no tokenizer"),
-    "no weights": (lambda each: (each / "model.safetensors").unlink(), "no weights"),
+    "no weights": (lambda path: (path / "model.safetensors").unlink(), "no weights"),
     "truncated weights": (_truncate, "model.safetensors is cut off"),
     "garbage for weights": (
-        lambda each: (each / "model.safetensors").write_bytes(b"\xff" * 5000),
+        lambda path: (path / "model.safetensors").write_bytes(b"\xff" * 5000),
         "model.safetensors is damaged",
     ),
     "an empty tokenizer": (
-        lambda each: (each / "tokenizer.json").write_text("{}"),
+        lambda path: (path / "tokenizer.json").write_text("{}"),
         "tokenizer in",
     ),
     "a text configuration that is a list": (
-        lambda each: _config(each, text_config=["x"]),
+        lambda path: _config(path, text_config=["x"]),
         "text_config is ['x']",
     ),
     "top_p over 1": (_generation(top_p=5), "top_p is 5"),
@@ -88,86 +88,86 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
     "min_p as text": (_generation(min_p="low"), "min_p is 'low'"),
     "no number for a temperature": (_generation(temperature=True), "temperature is True"),
     "weights of another shape": (
-        lambda each: _config(each, hidden_size=256),
+        lambda path: _config(path, hidden_size=256),
         "config.json and the weights don't belong together",
     ),
     "heads that are null": (
-        lambda each: _config(each, num_key_value_heads=None),
+        lambda path: _config(path, num_key_value_heads=None),
         "config.json: num_key_value_heads is null, and must be a whole number. Correct the file",
     ),
     "a size as text": (
-        lambda each: _config(each, hidden_size="64", rms_norm_eps=[]),
+        lambda path: _config(path, hidden_size="64", rms_norm_eps=[]),
         'config.json: hidden_size is "64", and must be a whole number; rms_norm_eps is [], and',
     ),
     "a size that is missing": (_without("num_hidden_layers"), "num_hidden_layers is missing"),
     "a tie that is null": (
-        lambda each: _config(each, tie_word_embeddings=None),
+        lambda path: _config(path, tie_word_embeddings=None),
         "tie_word_embeddings is null, and must be true or false",
     ),
     "a context that is null": (
-        lambda each: _config(each, max_position_embeddings=None),
+        lambda path: _config(path, max_position_embeddings=None),
         "config.json: max_position_embeddings is null. Correct the file",
     ),
     "an empty quantization": (
-        lambda each: _config(each, quantization={}),
+        lambda path: _config(path, quantization={}),
         "config.json: quantization is {}, and must have group_size and bits, or be left out",
     ),
     "a quantization without bits": (
-        lambda each: _config(each, quantization={"group_size": 64}),
+        lambda path: _config(path, quantization={"group_size": 64}),
         'quantization is {"group_size": 64}, and must have group_size and bits',
     ),
     "a quantization that is false": (
-        lambda each: _config(each, quantization=False),
+        lambda path: _config(path, quantization=False),
         "quantization is false, and must have",
     ),
     "a quantization of no method": (
-        lambda each: _config(each, quantization_config={"bits": 4}),
+        lambda path: _config(path, quantization_config={"bits": 4}),
         'quantization_config is {"bits": 4}, and must have a quant_method',
     ),
     "code of its own": (
-        lambda each: _config(each, model_file="evil.py"),
+        lambda path: _config(path, model_file="evil.py"),
         "config.json wants the program 'evil.py' to be run (model_file), and Bulkhead runs no",
     ),
     "no heads": (
-        lambda each: _config(each, num_attention_heads=0),
+        lambda path: _config(path, num_attention_heads=0),
         "config.json: num_attention_heads is 0, and must be more than 0. Correct the file",
     ),
     "heads of a size below nothing": (
-        lambda each: _config(each, head_dim=-32),
+        lambda path: _config(path, head_dim=-32),
         "config.json: head_dim is -32, and must be more than 0. Correct the file",
     ),
     "a vocabulary below nothing": (
-        lambda each: _config(each, vocab_size=-704),
+        lambda path: _config(path, vocab_size=-704),
         "config.json: vocab_size is -704, and must be more than 0: correct the file",
     ),
     "no layers": (
-        lambda each: _config(each, num_hidden_layers=0),
+        lambda path: _config(path, num_hidden_layers=0),
         "config.json: num_hidden_layers is 0, and must be more than 0: correct the file",
     ),
     "a base of rotations that is null": (
-        lambda each: _config(each, model_type="qwen3", head_dim=32, rope_theta=None),
+        lambda path: _config(path, model_type="qwen3", head_dim=32, rope_theta=None),
         "config.json: rope_theta is null. Correct the file",
     ),
     "a byte order mark": (
-        lambda each: (each / "config.json").write_text(
-            (each / "config.json").read_text(), "utf-8-sig"
+        lambda path: (path / "config.json").write_text(
+            (path / "config.json").read_text(), "utf-8-sig"
         ),
         "config.json begins with a byte order mark: save it as UTF-8 without BOM",
     ),
     "a pointer for a configuration": (
-        lambda each: (each / "config.json").write_text("version https://git-lfs.github.com/spec"),
+        lambda path: (path / "config.json").write_text("version https://git-lfs.github.com/spec"),
         "config.json is only a pointer of Git LFS: get the file by `git lfs pull`",
     ),
     "settings of generation that are a list": (
-        lambda each: (each / "generation_config.json").write_text("[]"),
+        lambda path: (path / "generation_config.json").write_text("[]"),
         "generation_config.json has no JSON object: correct the file, or pull the model again",
     ),
     "added tokens cut off": (
-        lambda each: (each / "added_tokens.json").write_text("{"),
+        lambda path: (path / "added_tokens.json").write_text("{"),
         "added_tokens.json is no JSON (",
     ),
     "special tokens cut off": (
-        lambda each: (each / "special_tokens_map.json").write_text("{"),
+        lambda path: (path / "special_tokens_map.json").write_text("{"),
         "special_tokens_map.json is no JSON (",
     ),
 }

@@ -57,8 +57,8 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 def _pieces(stream: AnswerStream, token_ids: list[int]) -> list[str]:
-    parts = [*(stream.add(each) for each in token_ids), stream.finish(complete=True)]
-    return [text_of(each) for each in parts]
+    parts = [*(stream.add(token_id) for token_id in token_ids), stream.finish(complete=True)]
+    return [text_of(part) for part in parts]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -81,16 +81,18 @@ def test_an_answer_is_what_it_adds(tokenizer: Any, text: str, data: st.DataObjec
     assert not any("\ufffd" in piece for piece in pieces)
     delivered = data.draw(st.integers(0, len(answer_ids)))
     again = text_stream(tokenizer, prompt_ids)
-    assert [text_of(again.add(each)) for each in answer_ids[:delivered]] == pieces[:delivered]
+    assert [text_of(again.add(answer_id)) for answer_id in answer_ids[:delivered]] == pieces[
+        :delivered
+    ]
     assert _pieces(again, answer_ids[delivered:]) == pieces[delivered:]
 
 
 def test_the_space_between_prompt_and_answer(tokenizer: Any) -> None:
     token_ids = list(tokenizer.encode("the ship is a server of a ship", add_special_tokens=False))
     end = next(
-        each
-        for each in range(len(token_ids))
-        if tokenizer.decode(token_ids[:each]) == "the ship is"
+        index
+        for index in range(len(token_ids))
+        if tokenizer.decode(token_ids[:index]) == "the ship is"
     )
     pieces = _pieces(text_stream(tokenizer, token_ids[:end]), token_ids[end:])
     assert "".join(pieces) == " a server of a ship"
@@ -104,7 +106,7 @@ def test_indented_lines(tokenizer: Any) -> None:
     text = "door\n  ship\n    a\n\n  server"
     token_ids = list(tokenizer.encode(f"the{text}", add_special_tokens=False))
     end = next(
-        each for each in range(len(token_ids)) if tokenizer.decode(token_ids[:each]) == "the"
+        index for index in range(len(token_ids)) if tokenizer.decode(token_ids[:index]) == "the"
     )
     assert "".join(_pieces(text_stream(tokenizer, token_ids[:end]), token_ids[end:])) == text
 
@@ -124,7 +126,7 @@ def test_added_tokens_are_decoded_as_transformers_does(added: str, tmp_path: Pat
     templated(tmp_path / "model", "", (added,))
     tokenizer = read_tokenizer(tmp_path / "model", [])
     (token_id,) = tokenizer.encode(added, add_special_tokens=False)
-    before, after = (tokenizer.encode(each, add_special_tokens=False) for each in ("a 船", " the"))
+    before, after = (tokenizer.encode(text, add_special_tokens=False) for text in ("a 船", " the"))
     for token_ids in ([token_id], [*before, token_id, *after], [token_id, token_id, *after]):
         text = "".join(_pieces(text_stream(tokenizer, before), token_ids))
         assert text == tokenizer.decode(token_ids)

@@ -50,19 +50,19 @@ def test_rows_come_and_go_and_go_on_by_right_and_wrong_guesses(model: Any) -> No
             uid += 1
             length = chance.choice((2, 3, 40, 130))
             texts[uid] = [chance.randrange(5, 600) for _ in range(length)]
-        counts = {each: chance.choice((0, 1, 3, 5)) for each in texts}
-        rows = [_row(each, tokens, counts[each]) for each, tokens in texts.items()]
+        counts = {text: chance.choice((0, 1, 3, 5)) for text in texts}
+        rows = [_row(index, tokens, counts[index]) for index, tokens in texts.items()]
         guesses, passes = drafting.guess(rows, _likeliest)
         assert passes <= max(counts.values())
-        for (each, tokens), found in zip(texts.items(), guesses, strict=True):
-            assert found == _continued(model, tokens, counts[each])
+        for (item, tokens), found in zip(texts.items(), guesses, strict=True):
+            assert found == _continued(model, tokens, counts[item])
             right = found[: chance.randrange(len(found) + 1)]
             # Sometimes the row goes on by itself for a while.
             alone = chance.choice((1, 1, 1, 5, 80))
             tokens += right + [chance.randrange(5, 600) for _ in range(alone)]
-        for each in list(texts):
-            if chance.random() < 0.15 or len(texts[each]) > 400:
-                del texts[each]
+        for text in list(texts):
+            if chance.random() < 0.15 or len(texts[text]) > 400:
+                del texts[text]
         drafting.retain(texts)
 
 
@@ -90,7 +90,7 @@ def test_a_long_row_begins_anew_with_its_last_tokens(model: Any) -> None:
         assert len(guesses) == 2
         group = drafting._group
         assert group is not None
-        assert max(each.keys.shape[2] for each in group.leaves) <= DRAFT_TOKENS
+        assert max(leaf.keys.shape[2] for leaf in group.leaves) <= DRAFT_TOKENS
         begun += group.tokens[0] < 600
     assert 1 <= begun <= 3
 
@@ -102,7 +102,7 @@ def test_many_long_rows_begin_step_by_step(model: Any) -> None:
     having = []
     for _ in range(3):
         guesses, _ = drafting.guess(rows, _likeliest)
-        having.append(sum(bool(each) for each in guesses))
+        having.append(sum(bool(guess) for guess in guesses))
     assert having == [2, 4, 5]
 
 

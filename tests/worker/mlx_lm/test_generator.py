@@ -30,7 +30,7 @@ def _numbered(model: Any, rows: int = 8, prompts: int = 3) -> tuple[Generator, l
 
     def sampler(logprobs: mx.array) -> mx.array:
         calls.append(len(tap.rows()))
-        return mx.array([FIRST + each for each in tap.rows()], dtype=mx.uint32)
+        return mx.array([FIRST + row for row in tap.rows()], dtype=mx.uint32)
 
     return Generator(tap, sampler, rows, prompts), calls
 
@@ -93,8 +93,8 @@ def test_rows_are_those_of_the_batch_whatever_mlx_lm_does_with_its_lists(
     generator, calls = _numbered(model)
     for length in (1, 9, 1, 9, 2, 1):
         generator.insert(NewRow([[1] * length], 3))
-    made = [each for _ in range(12) for each in generator.step(4).tokens]
-    assert [each.token for each in made] == [FIRST + each.uid for each in made]
+    made = [token for _ in range(12) for token in generator.step(4).tokens]
+    assert [row_token.token for row_token in made] == [FIRST + token.uid for token in made]
     assert len(made) == 3 * 6
     assert max(calls) > 1
     generator.close()
@@ -112,13 +112,13 @@ def test_rows_have_mlx_lms_tokens(model: Any) -> None:
     for prompt, most in zip(PROMPTS, (12, 5, 9), strict=True):
         generator.insert(NewRow([prompt], most))
     made = _until_all_ended(lambda: generator.step(100).tokens)
-    assert [(each.uid, each.token) for each in made] == [(each.uid, each.token) for each in own]
+    assert [(item.uid, item.token) for item in made] == [(item.uid, item.token) for item in own]
     theirs.close()
     generator.close()
 
 
 def _until_all_ended(step: Callable[[], list[Any]]) -> list[Any]:
     made: list[Any] = []
-    while sum(each.finish_reason is not None for each in made) < len(PROMPTS):
+    while sum(item.finish_reason is not None for item in made) < len(PROMPTS):
         made += step()
     return made

@@ -66,8 +66,8 @@ def test_heads_follow_the_equations(kind: str, layout: str, tmp_path: Path) -> N
     assert same(logits, own.model(TOKENS, cache=make_prompt_cache(own.model)))
     drafter = drafter_of(model)
     made = drafter(TOKENS[:, 1:], states[:, :-1], drafter.make_cache())
-    for each, wanted in zip(made, reference(own, TOKENS[:, 1:], states[:, :-1]), strict=True):
-        assert same(each, wanted)
+    for array, wanted in zip(made, reference(own, TOKENS[:, 1:], states[:, :-1]), strict=True):
+        assert same(array, wanted)
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
@@ -104,11 +104,12 @@ def test_rows_of_a_batch_have_what_each_has_alone(kind: str, tmp_path: Path) -> 
     alone = [drafter.make_cache() for _ in lengths]
     for row, length in enumerate(lengths):
         drafter(TOKENS[:, :length], states[row : row + 1, :length], alone[row])
-    merged = KVCache.merge([each[0] for each in alone])
+    merged = KVCache.merge([values[0] for values in alone])
     (rows,) = rows_caches([merged])
     rows.reserve(40)
     wanted = [
-        drafter(TOKENS[:, :3], states[row : row + 1, 7:10], each) for row, each in enumerate(alone)
+        drafter(TOKENS[:, :3], states[row : row + 1, 7:10], values)
+        for row, values in enumerate(alone)
     ]
     for cache in (merged, rows):
         made = drafter(mx.repeat(TOKENS[:, :3], 3, 0), states[:, 7:10], [cache])
@@ -128,18 +129,20 @@ def test_rows_come_and_go(tmp_path: Path) -> None:
     noted = dict.fromkeys(states, 0)
     for uid in states:
         texts[uid] = [chance.randrange(5, 290) for _ in range(chance.choice((2, 9, 20)))]
-        texts = {each: texts[each] for each in texts if len(texts[each]) < 50 and each > uid - 3}
+        texts = {text: texts[text] for text in texts if len(texts[text]) < 50 and text > uid - 3}
         drafting.retain(texts)
         rows, wanted = [], []
-        for each, tokens in texts.items():
+        for index, tokens in texts.items():
             made = model.with_states(mx.array([tokens]), make_prompt_cache(model))[1]
             # A step that computes some tokens once more, and padding.
-            begin = max(0, noted[each] - chance.randrange(2))
+            begin = max(0, noted[index] - chance.randrange(2))
             padded = mx.concatenate([made[:, begin:-1], made[:, :3] * 0], axis=1)
-            states[each].record(begin, len(tokens) - 1 - begin, mx.repeat(padded, 2, 0), 1)
-            noted[each] = len(tokens) - 1
+            states[index].record(begin, len(tokens) - 1 - begin, mx.repeat(padded, 2, 0), 1)
+            noted[index] = len(tokens) - 1
             count = chance.choice((0, 1, 3))
-            rows.append(DraftedRow(each, len(tokens), partial(_since, tokens), count, states[each]))
+            rows.append(
+                DraftedRow(index, len(tokens), partial(_since, tokens), count, states[index])
+            )
             wanted.append(_chain(drafter, tokens, made[:, :-1], count))
         found, _ = drafting.guess(rows, lambda _: lambda logits: logits.argmax(-1))
         assert found == wanted
@@ -172,23 +175,23 @@ def test_quantized_heads(kind: str, tmp_path: Path) -> None:
     config = {**own.config, "quantization": {"group_size": 32, "bits": 8}}
     packed: dict[str, mx.array] = {}
     plain: dict[str, mx.array] = {}
-    for name, each in own.converted().items():
-        plain[name] = each
-        if each.ndim < 2 or name.endswith("conv1d.weight") or "gate.weight" in name:
-            packed[name] = each
+    for name, array in own.converted().items():
+        plain[name] = array
+        if array.ndim < 2 or name.endswith("conv1d.weight") or "gate.weight" in name:
+            packed[name] = array
             continue
         base = name.removesuffix(".weight")
         packed[name], packed[f"{base}.scales"], packed[f"{base}.biases"] = parts = mx.quantize(
-            each, 32, 8
+            array, 32, 8
         )
         plain[name] = mx.dequantize(*parts, 32, 8)
     models = [
         loaded(tmp_path / "packed", config, packed),
         loaded(tmp_path / "plain", own.config, plain),
     ]
-    assert [isinstance(each.mtp.joint, nn.QuantizedLinear) for each in models] == [True, False]
+    assert [isinstance(model.mtp.joint, nn.QuantizedLinear) for model in models] == [True, False]
     states = models[1].with_states(TOKENS, make_prompt_cache(models[1]))[1]
-    made = [drafter_of(each)(TOKENS[:, 1:], states[:, :-1], [KVCache()])[1] for each in models]
+    made = [drafter_of(model)(TOKENS[:, 1:], states[:, :-1], [KVCache()])[1] for model in models]
     assert same(*made)
 
 
@@ -203,8 +206,8 @@ def test_norms_of_mixed_origin(tmp_path: Path) -> None:
             weights[name] = published[short]
     mixed = loaded(tmp_path / "mixed", own.config, weights)
     whole = loaded(tmp_path / "whole", own.config, own.converted())
-    for name, each in tree_flatten(mixed.mtp.parameters()):
-        assert same(each, dict(tree_flatten(whole.mtp.parameters()))[name], 1e-6)
+    for name, item in tree_flatten(mixed.mtp.parameters()):
+        assert same(item, dict(tree_flatten(whole.mtp.parameters()))[name], 1e-6)
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

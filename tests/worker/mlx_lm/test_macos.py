@@ -147,7 +147,7 @@ def _as_published(kind: str, folder: Path) -> Path:
         elif "unembed_out" not in name:
             weights[name] = array
     if kind == "deepseek_v3":
-        for name in [each for each in weights if each.endswith("_proj.weight")]:
+        for name in [weight for weight in weights if weight.endswith("_proj.weight")]:
             rows, columns = weights[name].shape
             weights[name] = mx.to_fp8(weights[name])
             scales = mx.ones((-(-rows // 128), -(-columns // 128)))
@@ -185,10 +185,12 @@ def test_nothing_is_computed_of_what_is_not_read(
     folder = _as_published(kind, tmp_path / "model")
     computed_on.clear()
     loaded = load(str(folder), lambda _done, _total: None, lambda: False)
-    assert any(each and each != ["Load"] for each in computed_on), "its sanitizer computes nothing"
-    assert [each for each in computed_on if "Load" in each and each != ["Load"]] == []
+    assert any(values and values != ["Load"] for values in computed_on), (
+        "its sanitizer computes nothing"
+    )
+    assert [values for values in computed_on if "Load" in values and values != ["Load"]] == []
     names = dict(tree_flatten(loaded.model.parameters()))
-    assert any("switch_mlp" in each for each in names)
+    assert any("switch_mlp" in name for name in names)
 
 
 def test_given_sources_are_released(tmp_path: Path) -> None:
@@ -221,7 +223,7 @@ def test_many_arrays_are_distinguished(tmp_path: Path) -> None:
         loaded: Any = mx.load(str(path))
     parts = [mx.stack([loaded[f"w{index + i}"] for i in range(50)]) for index in range(0, 2500, 50)]
     for index, part in enumerate(parts):
-        found = {each.item() for each in reads.sources_of(part)}
+        found = {source.item() for source in reads.sources_of(part)}
         assert found == set(range(50 * index, 50 * index + 50))
 
 
@@ -252,4 +254,4 @@ def test_a_load_holds_what_one_slice_is_computed_of(
     loaded = load(str(folder), lambda _done, _total: None, lambda: False)
     arrays = dict(tree_flatten(loaded.model.parameters())).values()
     beside_bytes = mx.get_peak_memory() - before_bytes - loaded.weight_bytes
-    assert beside_bytes <= max(each.nbytes for each in arrays)
+    assert beside_bytes <= max(array.nbytes for array in arrays)

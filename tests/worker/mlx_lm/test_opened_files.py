@@ -38,7 +38,7 @@ def test_mlx_lm_reads_no_index(name: str, tmp_path: Path, monkeypatch: pytest.Mo
     for left in folder.glob("model-*-of-00002.safetensors"):
         if left not in weight_files(folder):
             shutil.copy(weight_files(folder)[0], left)
-    every = {each.name for each in folder.glob("model*.safetensors")}
+    every = {path.name for path in folder.glob("model*.safetensors")}
     assert _opened(monkeypatch, read_model, folder) == every
 
 

@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 LIBRARIES = ("mlx_lm", "mlx_vlm", "mlx_embeddings", "transformers")
-ROOMS = tuple(f"worker/{each}{end}" for each in LIBRARIES for end in ("/", ".py"))
+ROOMS = tuple(f"worker/{library}{end}" for library in LIBRARIES for end in ("/", ".py"))
 OURS = ("worker", "protocol")
 # Public, as their documentation says: of named tuples.
 TUPLES = ("_replace", "_asdict", "_fields", "_make")
@@ -37,8 +37,8 @@ def found_in(source: str) -> Iterator[tuple[int, str]]:
         match node:
             case ast.ImportFrom(module=str(module), names=names, level=0):
                 if module.split(".")[0] not in OURS:
-                    wrong = [each.name for each in names if private(each.name)]
-                    yield from ((node.lineno, f"{module}.{each}") for each in wrong)
+                    wrong = [alias.name for alias in names if private(alias.name)]
+                    yield from ((node.lineno, f"{module}.{text}") for text in wrong)
             case ast.Attribute(value=value, attr=attr):
                 if attr in SOURCE:
                     yield node.lineno, ast.unparse(node)
@@ -67,7 +67,7 @@ def _defined(tree: ast.Module) -> set[str]:
                 names.add(name)
             case ast.ClassDef(name=name, body=body):
                 names.add(name)
-                names |= {name for each in body for name in _assigned(each)}
+                names |= {name for stmt in body for name in _assigned(stmt)}
             case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=attr, ctx=ast.Store()):
                 names.add(attr)
     return names
@@ -86,7 +86,7 @@ def _bases(tree: ast.Module) -> Iterator[ast.Module]:
         match node:
             case ast.ImportFrom(module=str(module), names=names, level=0):
                 file = ROOT / f"{module.replace('.', '/')}.py"
-                if file.is_file() and bases & {each.name for each in names}:
+                if file.is_file() and bases & {name.name for name in names}:
                     base = ast.parse(file.read_text("utf-8"))
                     yield base
                     yield from _bases(base)
@@ -94,7 +94,7 @@ def _bases(tree: ast.Module) -> Iterator[ast.Module]:
 
 def _assigned(node: ast.stmt) -> list[str]:
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-    return [each.id for each in targets if isinstance(each, ast.Name)]
+    return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
 def _modules(tree: ast.Module) -> dict[str, str]:
@@ -102,9 +102,9 @@ def _modules(tree: ast.Module) -> dict[str, str]:
     found = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            for each in node.names:
-                module = each.name if each.asname else each.name.split(".")[0]
-                found[each.asname or module] = module
+            for name in node.names:
+                module = name.name if name.asname else name.name.split(".")[0]
+                found[name.asname or module] = module
     return found
 
 
@@ -121,14 +121,14 @@ def _begins(node: ast.expr) -> str:
 
 
 def test_no_other_file_touches_a_private_name() -> None:
-    files = [each.relative_to(ROOT).as_posix() for each in sorted((ROOT / "worker").rglob("*.py"))]
-    others = [each for each in files if not each.startswith(ROOMS)]
+    files = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "worker").rglob("*.py"))]
+    others = [file for file in files if not file.startswith(ROOMS)]
     assert len(others) > 30
     assert len(files) - len(others) > 5
     found = [
-        f"{each}:{line}: {text}"
-        for each in others
-        for line, text in found_in((ROOT / each).read_text("utf-8"))
+        f"{other}:{line}: {text}"
+        for other in others
+        for line, text in found_in((ROOT / other).read_text("utf-8"))
     ]
     assert not found, "\n".join(["Its place is one of the rooms for other libraries:", *found])
 

@@ -175,18 +175,18 @@ def missing(relied: Relied) -> str:
             return f"{relied.module}.{relied.name}"
         at = getattr(at, part)
     known = inspect.signature(at).parameters if relied.arguments else {}
-    gone = [each for each in relied.arguments if each not in known]
+    gone = [argument for argument in relied.arguments if argument not in known]
     return f"{relied.module}.{relied.name}({', '.join(gone)})" if gone else ""
 
 
-@pytest.mark.parametrize("relied", RELIED, ids=lambda each: f"{each.module}.{each.name}")
+@pytest.mark.parametrize("relied", RELIED, ids=lambda item: f"{item.module}.{item.name}")
 def test_it_is_there(relied: Relied) -> None:
     gone = missing(relied)
     assert not gone, f"{gone} is gone, by which {relied.why}."
 
 
 def test_missing_names_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    relied = {each.name: each for each in RELIED}
+    relied = {relied.name: relied for relied in RELIED}
     monkeypatch.delattr(utils, "_get_classes")
     assert missing(relied["_get_classes"]) == "mlx_lm.utils._get_classes"
     monkeypatch.setattr(generate, "generate_step", lambda prompt, sampler, max_tokens: None)
@@ -209,8 +209,8 @@ class Counting:
     def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
         self.calls.append(f"model {tokens.shape[0]}x{tokens.shape[1]}")
         entries = mx.zeros((tokens.shape[0], 1, tokens.shape[1], 2))
-        for each in cache:
-            each.update_and_fetch(entries, entries)
+        for item in cache:
+            item.update_and_fetch(entries, entries)
         return mx.zeros((*tokens.shape, 8))
 
     def make_cache(self) -> list[Any]:
@@ -339,11 +339,11 @@ def test_attention_takes_quantized_keys_and_values_of_caches_with_bits() -> None
 
     queries, keys, values = (mx.random.normal((2, heads, 3, 64)) for heads in (4, 2, 2))
     mask = mx.array([[True, True, False], [False, True, True]])[:, None, None]
-    packed = [mx.quantize(each, group_size=64, bits=8) for each in (keys, values)]
-    plain = [mx.dequantize(*each, group_size=64, bits=8) for each in packed]
+    packed = [mx.quantize(array, group_size=64, bits=8) for array in (keys, values)]
+    plain = [mx.dequantize(*pair, group_size=64, bits=8) for pair in packed]
     found, expected = (
-        base.scaled_dot_product_attention(queries * 1.0, *each, cache, 0.125, mask)
-        for each, cache in ((packed, Cache()), (plain, None))
+        base.scaled_dot_product_attention(queries * 1.0, *values, cache, 0.125, mask)
+        for values, cache in ((packed, Cache()), (plain, None))
     )
     assert mx.allclose(found, expected, atol=1e-5).item(), "scaled_dot_product_attention"
 
@@ -431,8 +431,8 @@ def test_sources_say_which_models_can_be_split() -> None:
 
     found = splittable()
     assert {"llama", "qwen3", "qwen3_moe"} <= set(found), "def shard( in mlx_lm/models/*.py"
-    for each in found[:3]:
-        assert hasattr(importlib.import_module(f"mlx_lm.models.{each}").Model, "shard")
+    for text in found[:3]:
+        assert hasattr(importlib.import_module(f"mlx_lm.models.{text}").Model, "shard")
 
 
 def test_parts_of_a_model_have_these_names() -> None:
@@ -530,7 +530,7 @@ def test_a_model_with_eyes_keeps_positions_in_its_language_model() -> None:
     from worker.mlx_vlm import _POSITIONS
 
     source = inspect.getsource(importlib.import_module("mlx_vlm.models.qwen2_vl.language"))
-    gone = [each for each in _POSITIONS if f"self.{each} =" not in source]
+    gone = [position for position in _POSITIONS if f"self.{position} =" not in source]
     assert not gone, f"LanguageModel.{gone} is gone."
 
 
@@ -544,10 +544,10 @@ def test_mlx_vlms_caches_are_mlx_lms_where_they_have_their_names() -> None:
 def test_encoders_have_the_parts_that_are_called() -> None:
     bert = importlib.import_module("mlx_embeddings.models.bert")
     source = inspect.getsource(bert.Model)
-    gone = [each for each in ("embeddings", "encoder", "config") if f"self.{each} =" not in source]
+    gone = [text for text in ("embeddings", "encoder", "config") if f"self.{text} =" not in source]
     assert not gone, f"mlx_embeddings.models.bert.Model.{gone} is gone."
     modern = importlib.import_module("mlx_embeddings.models.modernbert")
     source = inspect.getsource(modern)
-    for each in ("self.layers =", "self.mlp =", "self.act =", "self.final_norm ="):
-        assert each in source, f"mlx_embeddings.models.modernbert: {each}"
+    for name in ("self.layers =", "self.mlp =", "self.act =", "self.final_norm ="):
+        assert name in source, f"mlx_embeddings.models.modernbert: {name}"
     assert '"last_hidden_state"' in source

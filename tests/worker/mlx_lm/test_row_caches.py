@@ -76,10 +76,10 @@ def _alone(window: int | None, tokens: list[Step]) -> list[list[mx.array]]:
     caches = [_single(window) for _ in range(LAYERS)]
     return [
         [
-            _attend(each.queries[index], cache, each.keys[index], each.values[index], None)
+            _attend(token.queries[index], cache, token.keys[index], token.values[index], None)
             for index, cache in enumerate(caches)
         ]
-        for each in tokens
+        for token in tokens
     ]
 
 
@@ -90,11 +90,11 @@ def _prefilled(window: int | None, prompts: list[list[Step]]) -> list[Any]:
         caches = [_single(window) for _ in range(LAYERS)]
         for index, cache in enumerate(caches):
             cache.update_and_fetch(
-                mx.concatenate([each.keys[index] for each in prompt], axis=2),
-                mx.concatenate([each.values[index] for each in prompt], axis=2),
+                mx.concatenate([step.keys[index] for step in prompt], axis=2),
+                mx.concatenate([step.values[index] for step in prompt], axis=2),
             )
         rows.append(caches)
-    return [type(each[0]).merge(list(each)) for each in zip(*rows, strict=True)]
+    return [type(pair[0]).merge(list(pair)) for pair in zip(*rows, strict=True)]
 
 
 class Batch:
@@ -124,9 +124,9 @@ class Batch:
         sees is compared.
         """
         width = max(map(len, new))
-        padded = [each + [each[-1]] * (width - len(each)) for each in new]
-        for each in self.groups:
-            each.move_rows()
+        padded = [values + [values[-1]] * (width - len(values)) for values in new]
+        for row_group in self.groups:
+            row_group.move_rows()
         caches = caches_of_step(self.groups, width)
         queries = mx.zeros((len(new), width, WIDTH))
         mask = create_attention_mask(queries, caches[0], self.window, as_array)
@@ -134,7 +134,7 @@ class Batch:
             parts = [
                 mx.concatenate(
                     [
-                        mx.concatenate([getattr(each, name)[index] for each in row], axis=2)
+                        mx.concatenate([getattr(step, name)[index] for step in row], axis=2)
                         for row in padded
                     ]
                 )
@@ -143,9 +143,9 @@ class Batch:
             seen = _attend(parts[0], cache, *parts[1:], mask)
             for row, (before, row_tokens) in enumerate(zip(self.rows, new, strict=True)):
                 expected = _alone(self.window, before + row_tokens)[-len(row_tokens) :]
-                for place, each in enumerate(expected):
+                for place, row_group in enumerate(expected):
                     found = seen[row : row + 1, :, place : place + 1]
-                    assert mx.allclose(found, each[index], atol=NEARLY), (row, place)
+                    assert mx.allclose(found, row_group[index], atol=NEARLY), (row, place)
         for row, row_tokens, count in zip(self.rows, new, right, strict=True):
             row += row_tokens[:count]
         left = iter(right)
@@ -157,25 +157,25 @@ class Batch:
         groups, begin = [], 0
         for group in self.groups:
             end = begin + len(group)
-            own = [each - begin for each in keep if begin <= each < end]
+            own = [number - begin for number in keep if begin <= number < end]
             if own:
-                order += [begin + each for each in group.retain(own)]
+                order += [begin + number for number in group.retain(own)]
                 groups.append(group)
             begin = end
         self.groups = groups
-        self.rows = [self.rows[each] for each in order]
+        self.rows = [self.rows[index] for index in order]
 
     def add_rows(self, prompts: list[list[Step]]) -> None:
         new = RowGroup(rows_caches(_prefilled(self.window, prompts)), len(prompts))
-        for each in self.groups:
-            each.move_rows()
+        for group in self.groups:
+            group.move_rows()
         for row, prompt in enumerate(prompts):
-            at = self.grouping.place([each.size for each in self.groups], len(prompt))
+            at = self.grouping.place([row_group.size for row_group in self.groups], len(prompt))
             if at == len(self.groups):
                 self.groups.append(new.part([row], iter(())))
             else:
                 self.groups[at].add_rows(new, [row])
-            behind = sum(len(each) for each in self.groups[: at + 1]) - 1
+            behind = sum(len(group) for group in self.groups[: at + 1]) - 1
             self.rows.insert(behind, list(prompt))
 
 
@@ -202,7 +202,7 @@ def test_tokens_see_what_they_see_alone(window: int | None, most_groups: int, se
             left = chance.choice((len(batch.rows) - 1, 1 + len(batch.rows) // 2))
             batch.filter(sorted(chance.sample(range(len(batch.rows)), left)))
         new = [tokens.make(chance.choice((1, 1, 2, 5, 16))) for _ in batch.rows]
-        right = [chance.randrange(1, len(each) + 1) for each in new]
+        right = [chance.randrange(1, len(values) + 1) for values in new]
         batch.step(new, right)
         seen.add(len(batch.groups))
     assert (max(seen) > 1) == (most_groups > 1)
@@ -231,7 +231,7 @@ def test_a_long_answer_takes_few_more_slots_than_its_window(
     lengths: tuple[int, ...], width: int
 ) -> None:
     tokens = Tokens(3)
-    batch = Batch(WINDOW, [tokens.make(each) for each in lengths])
+    batch = Batch(WINDOW, [tokens.make(length) for length in lengths])
     for _ in range(12 if width > 1 else 60):
         batch.step([tokens.make(width) for _ in lengths], [width] * len(lengths))
         assert batch.caches[0].keys.shape[2] <= WINDOW + width + CACHE_STEP_TOKENS
@@ -241,11 +241,11 @@ def test_a_long_answer_takes_few_more_slots_than_its_window(
 @pytest.mark.parametrize("window", [None, WINDOW])
 def test_a_row_that_is_taken_out_goes_on_alone(window: int | None) -> None:
     tokens = Tokens(4)
-    batch = Batch(window, [tokens.make(each) for each in (20, 7, 1)])
+    batch = Batch(window, [tokens.make(number) for number in (20, 7, 1)])
     batch.step([tokens.make(5), tokens.make(1), tokens.make(3)], [2, 1, 3])
     for row, before in enumerate(batch.rows):
-        caches = [each.extract(row) for each in batch.caches]
-        assert [each.offset for each in caches] == [len(before)] * LAYERS
+        caches = [cache.extract(row) for cache in batch.caches]
+        assert [cache.offset for cache in caches] == [len(before)] * LAYERS
         following = tokens.make(30)
         expected = _alone(window, before + following)[-len(following) :]
         for step, others in zip(following, expected, strict=True):
@@ -259,13 +259,13 @@ def test_a_row_that_is_taken_out_goes_on_alone(window: int | None) -> None:
 def test_lent_rows_stay_as_they_are() -> None:
     tokens = Tokens(5)
     batch = Batch(None, [tokens.make(6), tokens.make(3)])
-    lent = [each.lent() for each in batch.caches]
-    before = [[np.array(array) for array in tokens_of(each, 1, 0, 3)] for each in lent]
+    lent = [cache.lent() for cache in batch.caches]
+    before = [[np.array(array) for array in tokens_of(item, 1, 0, 3)] for item in lent]
     batch.step([tokens.make(4), tokens.make(2)], [1, 2])
     batch.filter([0])
-    for each, arrays in zip(lent, before, strict=True):
-        assert each.lengths.tokens == [6, 3]
-        for array, other in zip(tokens_of(each, 1, 0, 3), arrays, strict=True):
+    for item, arrays in zip(lent, before, strict=True):
+        assert item.lengths.tokens == [6, 3]
+        for array, other in zip(tokens_of(item, 1, 0, 3), arrays, strict=True):
             assert (np.array(array) == other).all()
 
 

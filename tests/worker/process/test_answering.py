@@ -25,8 +25,8 @@ def test_the_guesses_of_each_token_are_in_its_delta() -> None:
         Token("r", 5, None, guessed=True),
         Token("r", 5, "length", guessed=True, rejected=1),
     ]
-    deltas = [answering.delta(each) for each in tokens]
-    assert [each and each.guesses for each in deltas] == [
+    deltas = [answering.delta(token) for token in tokens]
+    assert [delta and delta.guesses for delta in deltas] == [
         Guesses(0, 4),
         Guesses(1, 0),
         Guesses(1, 1),

@@ -44,19 +44,19 @@ def test_guesses_are_added_up() -> None:
     outbox.add(1, _delta("b", 2))
     output = outbox.collect()
     assert output is not None
-    assert [each.guesses for each in output.deltas] == [Guesses(2, 3), Guesses(0, 0)]
+    assert [delta.guesses for delta in output.deltas] == [Guesses(2, 3), Guesses(0, 0)]
 
 
 def test_no_log_probability_is_lost() -> None:
     scores = [Logprobs((TokenLogprob(f"{index}", -1.0, ()),)) for index in range(3)]
     outbox = Outbox()
-    for index, each in enumerate(scores):
-        outbox.add(index, _delta("a", index, each, Text(f"{index}")))
+    for index, score in enumerate(scores):
+        outbox.add(index, _delta("a", index, score, Text(f"{index}")))
     output = outbox.collect()
     assert output is not None
     assert output.deltas[0].parts == (
         Text("012"),
-        Logprobs(tuple(token for each in scores for token in each.tokens)),
+        Logprobs(tuple(token for logprobs in scores for token in logprobs.tokens)),
     )
 
 

@@ -45,11 +45,11 @@ def gateways() -> Iterator[list[subprocess.Popen[bytes]]]:
         subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in range(2)
     ]
     yield started
-    for each in started:
-        each.kill()
-        each.wait()
-        assert each.stdin is not None
-        each.stdin.close()
+    for process in started:
+        process.kill()
+        process.wait()
+        assert process.stdin is not None
+        process.stdin.close()
 
 
 def test_the_gateway_that_it_belongs_to(gateways: list[subprocess.Popen[bytes]]) -> None:
@@ -77,7 +77,7 @@ def test_the_gateway_that_it_belongs_to(gateways: list[subprocess.Popen[bytes]])
 def test_an_earlier_one_does_not_matter(gateways: list[subprocess.Popen[bytes]]) -> None:
     first, second = gateways
     worker = subprocess.Popen(
-        [sys.executable, "-c", _REPLACED, *(str(each.pid) for each in gateways)],
+        [sys.executable, "-c", _REPLACED, *(str(gateway.pid) for gateway in gateways)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -25,8 +25,8 @@ class _Lane:
         self.ends[name].set()
 
     def end_all(self) -> None:
-        for each in self.ends.values():
-            each.set()
+        for end in self.ends.values():
+            end.set()
         eventually(lambda: len(self.begun) == len(self.ends))
 
     def _run(self, name: str) -> None:
@@ -36,8 +36,8 @@ class _Lane:
 
 def test_a_thread_is_left_for_another() -> None:
     lane = _Lane(3, 2)
-    for each in range(9):
-        lane.submit(f"a{each}", "a")
+    for index in range(9):
+        lane.submit(f"a{index}", "a")
     eventually(lambda: len(lane.begun) == 2)
     lane.submit("b0", "b")
     eventually(lambda: "b0" in lane.begun)
@@ -52,10 +52,10 @@ def test_those_that_wait_have_turns() -> None:
     lane = _Lane(1, 1)
     lane.submit("first", "a")
     eventually(lambda: lane.begun)
-    for each in range(3):
-        lane.submit(f"a{each}", "a")
-    for each in range(2):
-        lane.submit(f"b{each}", "b")
+    for index in range(3):
+        lane.submit(f"a{index}", "a")
+    for index in range(2):
+        lane.submit(f"b{index}", "b")
     lane.submit("high", "a", priority=1)
     lane.end_all()
     assert lane.begun == ["first", "high", "b0", "a0", "b1", "a1", "a2"]

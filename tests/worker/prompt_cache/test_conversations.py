@@ -144,13 +144,13 @@ class World:
 
     def damage(self) -> None:
         self.stop()
-        files = [each for each in self._folder.rglob("*") if each.is_file()]
-        payloads = [each for each in files if not each.name.startswith("index")]
-        for each in self.random.sample(payloads, min(3, len(payloads))):
-            raw = bytearray(each.read_bytes())
+        files = [path for path in self._folder.rglob("*") if path.is_file()]
+        payloads = [file for file in files if not file.name.startswith("index")]
+        for path in self.random.sample(payloads, min(3, len(payloads))):
+            raw = bytearray(path.read_bytes())
             if raw:
                 raw[self.random.randrange(len(raw))] ^= 0xFF
-                each.write_bytes(raw[: self.random.choice([len(raw), len(raw) // 2])])
+                path.write_bytes(raw[: self.random.choice([len(raw), len(raw) // 2])])
         self._start()
 
     def stop(self) -> None:
@@ -207,8 +207,8 @@ def worlds(
         return made[-1]
 
     yield make
-    for each in made:
-        each.stop()
+    for world in made:
+        world.stop()
 
 
 def _live(world: World, turns: int) -> None:

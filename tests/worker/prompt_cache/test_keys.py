@@ -30,7 +30,7 @@ def test_a_chain_goes_on_where_it_was(tokens: list[int], known: int) -> None:
 def test_another_root_shares_nothing() -> None:
     tokens = [1] * BLOCK_TOKENS
     roots = [ROOT, root_key("other"), root_key("mod", "el"), root_key("model", "")]
-    assert len({chain(each, tokens)[0] for each in roots}) == len(roots)
+    assert len({chain(root, tokens)[0] for root in roots}) == len(roots)
 
 
 def test_a_snapshot_is_no_block() -> None:
@@ -44,12 +44,12 @@ def test_a_mark_tells_what_tokens_do_not() -> None:
     at = 2 * BLOCK_TOKENS + 3
     plain = chain(ROOT, token_ids)
     red, green = (
-        chain(ROOT, token_ids, marks=[ContentMark(at, each)]) for each in (b"red", b"green")
+        chain(ROOT, token_ids, marks=[ContentMark(at, data)]) for data in (b"red", b"green")
     )
     both = chain(ROOT, token_ids, marks=[ContentMark(at, b"red"), ContentMark(at + 5, b"green")])
     assert plain[:2] == red[:2] == green[:2] == both[:2]
     for depth in (2, 3):
-        assert len({each[depth] for each in (plain, red, green, both)}) == 4
+        assert len({values[depth] for values in (plain, red, green, both)}) == 4
 
 
 def test_a_path_keeps_its_marks() -> None:

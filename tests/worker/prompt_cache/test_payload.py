@@ -22,7 +22,7 @@ BLOCK = Block(
 
 
 def _bytes(block: Block) -> bytes:
-    return b"".join(bytes(each) for each in Payload(block).parts())
+    return b"".join(bytes(part) for part in Payload(block).parts())
 
 
 def test_packed_blocks_are_unpacked() -> None:

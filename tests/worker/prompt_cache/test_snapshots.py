@@ -15,14 +15,14 @@ _depths = st.sets(st.integers(0, 500))
 @given(_depths, st.integers(0, 500))
 def test_few_messages_are_chosen_and_the_last_one_always(depths: set[int], end: int) -> None:
     chosen = spread(depths, end)
-    before_end = [each for each in depths if 0 < each < end]
+    before_end = [depth for depth in depths if 0 < depth < end]
     assert chosen == sorted(set(chosen) & set(before_end))
     assert chosen[-1:] == sorted(before_end)[-1:]
     assert len(chosen) <= log2(max(1, end)) + 1
-    for each in before_end:
+    for number in before_end:
         # The message after a skipped message is chosen, or is not much nearer to the end.
-        after = min((other for other in chosen if other >= each), default=end)
-        assert end - each < max(1, 2 * (end - after)) or each in chosen
+        after = min((other for other in chosen if other >= number), default=end)
+        assert end - number < max(1, 2 * (end - after)) or number in chosen
 
 
 def test_depths_are_spread_by_doubled_distances() -> None:
@@ -48,15 +48,15 @@ def test_a_prompt_that_parts_computes_no_more_again_than_differs(
     for chunk in chunks:
         made.append((made[-1] if made else 0) + chunk)
         left.append(made[-1])
-        for each in superfluous(left, spared):
-            left.remove(each)
+        for number in superfluous(left, spared):
+            left.remove(number)
     end = made[-1]
     assert left[-1] == end
     assert spared.intersection(made) <= set(left)
     assert len(set(left) - spared) <= 2 * log2(end) + 2
-    for each in made:
-        found = max((other for other in left if other <= each), default=0)
-        assert each - found <= end - each
+    for number in made:
+        found = max((other for other in left if other <= number), default=0)
+        assert number - found <= end - number
 
 
 # A path of blocks is a tuple of names, and stands for the key of its last block.
@@ -82,14 +82,14 @@ def test_snapshots_stay_ordered_whatever_is_dropped(
         if act == "keep":
             remaining.add(path[-1])
         else:
-            spared = {each for each in remaining if len(each) in depths}
+            spared = {data for data in remaining if len(data) in depths}
             gone = snapshots.least(spared)
             assert (gone is None) == (snapshots.inner <= spared)
             if gone is not None:
                 assert gone in snapshots.inner - spared
                 snapshots.drop(gone)
                 remaining.remove(gone)
-        found = [(len(each), each) for each in path if each in remaining]
+        found = [(len(data), data) for data in path if data in remaining]
         snapshots.use(found, len(path), depths)
         assert set(snapshots) == remaining
     while (gone := snapshots.least()) is not None:
@@ -102,8 +102,10 @@ def _used(*paths: str) -> Snapshots:
     snapshots = Snapshots()
     for path in paths:
         snapshots.resume(None)
-        beginnings = [path[: depth + 1] for depth, each in enumerate(path) if each.isupper()]
-        snapshots.use([(len(each), each.encode()) for each in beginnings], len(path), ())
+        beginnings = [path[: depth + 1] for depth, text in enumerate(path) if text.isupper()]
+        snapshots.use(
+            [(len(beginning), beginning.encode()) for beginning in beginnings], len(path), ()
+        )
     return snapshots
 
 
@@ -130,7 +132,7 @@ def test_those_that_are_spared_stay() -> None:
 def test_stored_snapshots_are_known() -> None:
     snapshots = _used("abcDefgH")
     snapshots.mark_stored(b"abcD")
-    assert [snapshots.is_stored(each) for each in (b"abcD", b"abcDefgH")] == [True, False]
+    assert [snapshots.is_stored(data) for data in (b"abcD", b"abcDefgH")] == [True, False]
 
 
 def test_use_and_place_are_weighed() -> None:

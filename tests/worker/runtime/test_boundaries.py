@@ -30,7 +30,9 @@ def _depths(chat: ChatTemplate, *messages: ChatMessage) -> tuple[list[int], set[
     """The tokens of these messages, and the depths of their boundaries in blocks."""
     generate = Generate("r", ChatPrompt(messages), Sampling(seed=0))
     token_ids = chat.tokens(ChatPrompt(messages))
-    return token_ids, {each // BLOCK_TOKENS for each in find_boundaries(generate, token_ids, chat)}
+    return token_ids, {
+        boundary // BLOCK_TOKENS for boundary in find_boundaries(generate, token_ids, chat)
+    }
 
 
 def _alike(one: list[int], other: list[int]) -> int:
@@ -55,7 +57,7 @@ def test_few_blocks_lie_between_a_boundary_and_where_a_turn_parts(
 ) -> None:
     token_ids, depths = _depths(chat, *HISTORY)
     alike = _alike(token_ids, chat.tokens(ChatPrompt(turn)))
-    assert alike - max(each for each in depths if each <= alike) <= again
+    assert alike - max(depth for depth in depths if depth <= alike) <= again
 
 
 def test_boundaries_are_few_however_many_messages_there_are(chat: ChatTemplate) -> None:

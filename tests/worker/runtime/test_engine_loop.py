@@ -25,7 +25,7 @@ from worker.runtime.engine_loop import EngineLoop
 from worker.runtime.engine_thread import EngineStep, EngineThread, Look
 from worker.runtime.warm import WarmUp
 
-PROMPT = [5 + each % 200 for each in range(900)]
+PROMPT = [5 + index % 200 for index in range(900)]
 
 
 class Worker:
@@ -80,7 +80,7 @@ def test_a_block_that_is_read_is_no_news(tmp_path: Folder) -> None:
     worker = Worker(model, store)
     cached_tokens, needs = worker.answer()
     assert cached_tokens == 896
-    while_busy = [each for each in needs if each.used_bytes + each.wanted_bytes]
+    while_busy = [need for need in needs if need.used_bytes + need.wanted_bytes]
     assert len(while_busy) > 1
     for before, after in pairwise(while_busy):
         assert after != msgspec.structs.replace(before, cache_bytes=after.cache_bytes)

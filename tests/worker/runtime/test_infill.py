@@ -14,7 +14,7 @@ from worker.runtime.prompts import infill_prompt
 
 def _tokenizer(*special: str, begins: bool = False) -> Any:
     names = ["<s>", *special, "a", "b"]
-    tokenizer = Tokenizer(models.WordLevel({each: index for index, each in enumerate(names)}, "a"))
+    tokenizer = Tokenizer(models.WordLevel({name: index for index, name in enumerate(names)}, "a"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     if begins:
         tokenizer.post_processor = processors.TemplateProcessing("<s> $A", None, [("<s>", 0)])

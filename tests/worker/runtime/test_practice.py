@@ -28,6 +28,6 @@ def test_a_small_model_answers_and_nothing_stays_of_it(
         practise()
     assert caplog.records == []
     # One answer in bfloat16, one in 4 bits.
-    assert [each.finish_reason for each in made if each.finish_reason] == ["length", "length"]
+    assert [token.finish_reason for token in made if token.finish_reason] == ["length", "length"]
     assert mx.get_active_memory() <= before_bytes + 1000
     assert mx.get_cache_memory() == 0

@@ -125,4 +125,6 @@ def test_a_prediction_has_no_token_that_the_model_lacks(demo: LoadedModel) -> No
     token_ids = _predicted(demo, "one two three")
     lacks = max(token_ids)
     small = replace(demo, vocabulary=lacks)
-    assert _predicted(small, "one two three") == tuple(each for each in token_ids if each < lacks)
+    assert _predicted(small, "one two three") == tuple(
+        token_id for token_id in token_ids if token_id < lacks
+    )

@@ -175,11 +175,11 @@ def test_a_character_that_straddles_the_break(demo: LoadedModel) -> None:
     token_ids = demo.tokenizer.encode(text, add_special_tokens=False)
     generate = Generate("r", TextPrompt("."), GREEDY, max_tokens=200)
     stream = _prepare(demo, generate).answer
-    pieces = [stream.add(each) for each in token_ids]
+    pieces = [stream.add(token_id) for token_id in token_ids]
     assert any(not piece for piece in pieces), "some tokens end within a character"
     for cut in range(1, len(token_ids)):
         resumed = _prepare(demo, _resumed(generate, [1], token_ids[:cut])).answer
-        assert [resumed.add(each) for each in token_ids[cut:]] == pieces[cut:]
+        assert [resumed.add(token_id) for token_id in token_ids[cut:]] == pieces[cut:]
 
 
 def test_delivered_tokens_count(demo: LoadedModel) -> None:
@@ -240,7 +240,7 @@ def test_within_a_call(demo: LoadedModel) -> None:
     tools = Tools(definitions='[{"type": "function", "function": {"name": "f"}}]')
     generate = Generate("r", TextPrompt("."), GREEDY, max_tokens=200, parsed=True, tools=tools)
     stream = _prepare(demo, generate).answer
-    pieces = [stream.add(each) for each in token_ids]
+    pieces = [stream.add(token_id) for token_id in token_ids]
     assert merged([part for piece in pieces for part in piece]) == [
         Reasoning("Hm."),
         Text("So:"),
@@ -248,7 +248,7 @@ def test_within_a_call(demo: LoadedModel) -> None:
     ]
     for cut in range(1, len(token_ids)):
         resumed = _prepare(demo, _resumed(generate, [1], token_ids[:cut])).answer
-        assert [resumed.add(each) for each in token_ids[cut:]] == pieces[cut:]
+        assert [resumed.add(token_id) for token_id in token_ids[cut:]] == pieces[cut:]
         assert resumed.reasoning_tokens == stream.reasoning_tokens
 
 
@@ -266,7 +266,7 @@ def test_within_reasoning_with_a_budget(demo: LoadedModel, reasoning_tokens: int
         reasoning_tokens=reasoning_tokens,
     )
     whole = _check(demo, generate, every=7)
-    thoughts = [each.text for each in whole.parts if isinstance(each, Reasoning)]
+    thoughts = [part.text for part in whole.parts if isinstance(part, Reasoning)]
     end = demo.tokenizer.convert_tokens_to_ids("</think>")
     assert whole.token_ids[0] == demo.tokenizer.convert_tokens_to_ids("<think>")
     if reasoning_tokens is None:

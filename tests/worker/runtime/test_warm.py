@@ -84,7 +84,7 @@ def bench(request: pytest.FixtureRequest, tmp_path: Folder) -> Bench:
 @pytest.mark.usefixtures("steady_pace")
 def test_the_first_prompt_is_computed_as_the_second(bench: Bench) -> None:
     bench.warm()
-    first, second = ([each] * 110 for each in (5, 6))
+    first, second = ([number] * 110 for number in (5, 6))
     assert bench.steps_to_first_token(first) == bench.steps_to_first_token(second)
     bench.write_all()
 

@@ -27,13 +27,15 @@ def expected(
     made = list(logits)
     answer = token_ids[adjustments.prompt_tokens :]
     if adjustments.repeats:
-        for each in set(token_ids[-adjustments.repetition_tokens :]):
+        for token_id in set(token_ids[-adjustments.repetition_tokens :]):
             penalty = adjustments.repetition_penalty
-            made[each] = made[each] * penalty if made[each] < 0 else made[each] / penalty
-    for each, count in Counter(answer).items():
-        made[each] -= adjustments.frequency_penalty * count + adjustments.presence_penalty
-    for each, bias in adjustments.logit_bias:
-        made[each] += bias
+            made[token_id] = (
+                made[token_id] * penalty if made[token_id] < 0 else made[token_id] / penalty
+            )
+    for index, count in Counter(answer).items():
+        made[index] -= adjustments.frequency_penalty * count + adjustments.presence_penalty
+    for index, bias in adjustments.logit_bias:
+        made[index] += bias
     forbidden = set()
     if adjustments.allowed:
         forbidden |= set(range(VOCABULARY)) - set(adjustments.allowed)
@@ -43,7 +45,7 @@ def expected(
             forbidden.add(phrase[-1])
     if len(answer) < adjustments.min_tokens:
         forbidden |= set(adjustments.ends)
-    return [FORBIDDEN if each in forbidden else value for each, value in enumerate(made)]
+    return [FORBIDDEN if number in forbidden else value for number, value in enumerate(made)]
 
 
 TOKEN = st.integers(0, VOCABULARY - 1)
@@ -86,7 +88,7 @@ def test_all_of_them_step_by_step(
     rows: list[tuple[Adjustments, list[int]]], chosen: list[int], seed: int
 ) -> None:
     """Tokens come one after the other, and in the middle the rows change their company."""
-    histories = [each.make_history(mx.array(ids), VOCABULARY) for each, ids in rows]
+    histories = [adjustments.make_history(mx.array(ids), VOCABULARY) for adjustments, ids in rows]
     token_ids = [list(ids) for _, ids in rows]
     adjuster = Adjuster(histories)
     for step, token in enumerate(chosen):
@@ -99,8 +101,8 @@ def test_all_of_them_step_by_step(
         before = mx.array(logits)
         adjusted = adjuster.adjust(logits, logits)
         assert mx.array_equal(logits, before)
-        for row, (each, _) in enumerate(rows):
-            exact = expected(each, token_ids[row], logits[row].tolist())  # type: ignore[arg-type]
+        for row, (adjustments, _) in enumerate(rows):
+            exact = expected(adjustments, token_ids[row], logits[row].tolist())  # type: ignore[arg-type]
             for got, value in zip(adjusted[row].tolist(), exact, strict=True):  # type: ignore[arg-type]
                 if value == FORBIDDEN:
                     assert got <= FORBIDDEN / 2  # type: ignore[operator]
@@ -109,8 +111,8 @@ def test_all_of_them_step_by_step(
         # Each row another one.
         tokens = [(token + row) % 4 for row in range(len(rows))]
         adjuster.record(mx.array(tokens, dtype=mx.uint32))
-        for row, each in enumerate(tokens):
-            token_ids[row].append(each)
+        for row, adjustments in enumerate(tokens):
+            token_ids[row].append(adjustments)
 
 
 ROWS: list[tuple[RowSampling | None, Adjustments | None]] = [

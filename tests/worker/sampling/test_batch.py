@@ -49,8 +49,8 @@ def _random_logprobs(vocabulary: int, scale: float, rows: int = 1, seed: int = 1
 def _chi_square(drawn: Sequence[int], probabilities: Sequence[float]) -> tuple[float, int]:
     """The statistic and its degrees of freedom; what is expected less than five times is one."""
     counts = [0] * len(probabilities)
-    for each in drawn:
-        counts[each] += 1
+    for index in drawn:
+        counts[index] += 1
     classes = [[0.0, 0.0]]
     for count, probability in zip(counts, probabilities, strict=True):
         expected = probability * len(drawn)
@@ -89,7 +89,7 @@ def test_tokens_come_as_often_as_they_should(
             drawn[names[index % len(names)]].append(token)
     for name, sampling in SETTINGS.items():
         expected = distribution(logprobs[0], sampling)
-        assert not [each for each in drawn[name] if expected[each] == 0.0], name
+        assert not [index for index in drawn[name] if expected[index] == 0.0], name
         statistic, freedom = _chi_square(drawn[name], expected)
         # Wilson and Hilferty: the cube root is nearly normal; 4 is one in 30,000.
         spread = 2 / (9 * max(freedom, 1))
@@ -234,7 +234,7 @@ def test_a_row_is_the_same_whoever_shares_its_batch() -> None:
                 drawn[index].append(token)
         for index, tokens in drawn.items():
             assert tokens == alone[index][: len(tokens)]
-        assert {len(each) for each in drawn.values()} == {3, 6}
+        assert {len(values) for values in drawn.values()} == {3, 6}
 
 
 def test_a_row_that_goes_on_elsewhere() -> None:

@@ -86,11 +86,11 @@ def _normalized(logits: mx.array) -> mx.array:
 def _one_by_one(rows: list[Settings], tokens: int) -> list[Text]:
     logits = [mx.zeros((len(rows), 1, VOCABULARY))]
     sampler = BatchSampler[int](lambda: range(len(rows)), lambda: logits[0])
-    for row, each in enumerate(rows):
-        each.join(sampler, row)
+    for row, item in enumerate(rows):
+        item.join(sampler, row)
     texts = [Text() for _ in rows]
     for index in range(tokens):
-        logits[0] = mx.stack([each.logits(index) for each in rows])[:, None]
+        logits[0] = mx.stack([row.logits(index) for row in rows])[:, None]
         for row, token_id in enumerate(sampler(_normalized(logits[0][:, 0])).tolist()):
             texts[row].token_ids.append(token_id)
             texts[row].scores.append(sampler.next_score(row))
@@ -99,7 +99,7 @@ def _one_by_one(rows: list[Settings], tokens: int) -> list[Text]:
 
 def _agreeing(drawn: list[int], guesses: list[int]) -> int:
     """How many guesses are right before the first wrong one."""
-    agree = takewhile(lambda each: each[0] == each[1], zip(drawn, guesses, strict=False))
+    agree = takewhile(lambda pair: pair[0] == pair[1], zip(drawn, guesses, strict=False))
     return sum(1 for _ in agree)
 
 
@@ -116,8 +116,8 @@ def test_checked_tokens_are_those_of_one_call_after_the_other(
     present = list(range(len(rows)))
     logits = [mx.zeros((1, 1, 1))]
     sampler = BatchSampler[int](lambda: present, lambda: logits[0])
-    for row, each in enumerate(rows):
-        each.join(sampler, row)
+    for row, item in enumerate(rows):
+        item.join(sampler, row)
     texts = [Text() for _ in rows]
 
     def record(row: int, token_ids: list[int]) -> None:
@@ -159,8 +159,10 @@ def test_checked_tokens_are_those_of_one_call_after_the_other(
             for end, (_, guesses) in zip(ends, guessed, strict=True)
         ]
         right = [
-            _agreeing(*each)
-            for each in zip(row_tokens, (each.guesses for each in guessed), strict=True)
+            _agreeing(*pair)
+            for pair in zip(
+                row_tokens, (row_guesses.guesses for row_guesses in guessed), strict=True
+            )
         ]
         sampler.accept(guessed, right, drawn)
         for (row, _), made, count in zip(guessed, row_tokens, right, strict=True):
@@ -172,4 +174,4 @@ def test_checked_tokens_are_those_of_one_call_after_the_other(
             assert (score is None) == (other is None)
             if score is not None and other is not None:
                 assert score.logprob == pytest.approx(other.logprob, abs=1e-5)
-                assert [each[0] for each in score.top] == [each[0] for each in other.top]
+                assert [pair[0] for pair in score.top] == [pair[0] for pair in other.top]

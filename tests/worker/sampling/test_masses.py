@@ -34,4 +34,4 @@ def test_impossible_tokens_have_no_mass(on_cpu: bool) -> None:
     one = mx.ones((1, 1))
     made = masses(logprobs, mx.zeros((1, 1)), one * 1e6, None, on_cpu=on_cpu)[0].tolist()
     assert made[0] == 1.0  # type: ignore[index]
-    assert all(0.0 <= each < 1e-37 for each in made[1:])  # type: ignore[index,union-attr]
+    assert all(0.0 <= item < 1e-37 for item in made[1:])  # type: ignore[index,union-attr]

@@ -19,12 +19,12 @@ def test_together_they_are_the_text(kind: str, tmp_path: Path) -> None:
     tokenizer = KINDS[kind](tmp_path / "tokenizer")
     token_bytes = TokenBytes(tokenizer)
     ids = tokenizer.encode(TEXT, add_special_tokens=False)
-    pieces = [token_bytes(each) for each in ids]
+    pieces = [token_bytes(identifier) for identifier in ids]
     # Llama 2's kind puts a space before a text.
     assert b"".join(pieces).removeprefix(b" ") == TEXT.encode()
-    assert any(len(each) > 1 for each in pieces)
+    assert any(len(piece) > 1 for piece in pieces)
     # Parts of a character are themselves.
-    assert not all(_is_text(each) for each in pieces)
+    assert not all(_is_text(data) for data in pieces)
     assert token_bytes(9999) == b""
 
 
@@ -40,7 +40,7 @@ def test_added_tokens_are_spelled_as_they_are(tmp_path: Path) -> None:
     tokenizer = KINDS["byte level"](tmp_path)
     tokenizer.add_tokens(["<é ▁>"])
     token_bytes = TokenBytes(tokenizer)
-    assert [token_bytes(each) for each in (0, 2, 700)] == [
+    assert [token_bytes(number) for number in (0, 2, 700)] == [
         b"<|endoftext|>",
         b"<|im_end|>",
         b"<think>",

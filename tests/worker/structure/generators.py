@@ -50,8 +50,8 @@ def _object(chance: random.Random, depth: int) -> dict[str, Any]:
     names = chance.sample(_NAMES, chance.randint(0, 4))
     schema: dict[str, Any] = {
         "type": "object",
-        "properties": {each: random_schema(chance, depth + 1) for each in names},
-        "required": [each for each in names if chance.random() < 0.7],
+        "properties": {name: random_schema(chance, depth + 1) for name in names},
+        "required": [text for text in names if chance.random() < 0.7],
         "additionalProperties": chance.choice([False, False, {"type": "integer"}]),
     }
     return schema

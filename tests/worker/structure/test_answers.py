@@ -72,10 +72,10 @@ def _answers(
 ) -> dict[str, Answer]:
     """As many at a time as the engine takes, the next when one has ended."""
     engine = engine or _batched(model)
-    prepared = {each.request_id: _prepared(model, each) for each in requests}
-    answers = {each: Answer([]) for each in prepared}
-    for each in prepared.values():
-        engine.add(each.sequence)
+    prepared = {request.request_id: _prepared(model, request) for request in requests}
+    answers = {name: Answer([]) for name in prepared}
+    for request in prepared.values():
+        engine.add(request.sequence)
     while engine.active + engine.waiting:
         for token in engine.step():
             answer = answers[token.request_id]
@@ -92,13 +92,14 @@ def _answers(
 
 
 def _text(parts: list[AnswerPart]) -> str:
-    return "".join(each.text for each in parts if isinstance(each, Text))
+    return "".join(part.text for part in parts if isinstance(part, Text))
 
 
 def _check(model: LoadedModel, constraints: list[Constraint], seed: int) -> int:
     """All that are complete match; returns how many that are."""
     requests = [
-        _request(str(index), each, seed=seed + index) for index, each in enumerate(constraints)
+        _request(str(index), constraint, seed=seed + index)
+        for index, constraint in enumerate(constraints)
     ]
     answers = _answers(model, requests)
     complete = 0
@@ -163,9 +164,9 @@ def test_every_kind(model: LoadedModel) -> None:
         "anchored": Constraint("regex", "^[ab]{3}$"),
     }
     answers = _answers(
-        model, [_request(name, each, max_tokens=300) for name, each in kinds.items()]
+        model, [_request(name, kind, max_tokens=300) for name, kind in kinds.items()]
     )
-    assert {each.finish_reason for each in answers.values()} == {"stop"}
+    assert {answer.finish_reason for answer in answers.values()} == {"stop"}
     assert re.fullmatch(r"\d{1,3}(\+\d{1,3}){1,3}", answers["grammar"].text)
     assert answers["choice"].text in choices
     assert re.fullmatch("[ab]{3}", answers["anchored"].text)
@@ -184,13 +185,13 @@ def test_neighbours_are_the_same_beside_it(model: LoadedModel) -> None:
     bound = [_request(f"b{index}", PERSON, seed=index) for index in range(3)]
     together = _answers(model, [bound[0], *free, *bound[1:]])
     assert {name: together[name].token_ids for name in alone} == {
-        name: each.token_ids for name, each in alone.items()
+        name: answer.token_ids for name, answer in alone.items()
     }
     one_by_one = {}
-    for each in bound:
-        one_by_one |= _answers(model, [each])
-    assert {each: together[each].token_ids for each in one_by_one} == {
-        name: each.token_ids for name, each in one_by_one.items()
+    for request in bound:
+        one_by_one |= _answers(model, [request])
+    assert {item: together[item].token_ids for item in one_by_one} == {
+        name: item.token_ids for name, item in one_by_one.items()
     }
 
 
@@ -213,9 +214,9 @@ def test_it_goes_on_after_every_token(model: LoadedModel) -> None:
         )
         sequence = _prepared(model, again).sequence
         rest = prepared.sequence.rest(delivered)
-        for each in (sequence, rest):
+        for values in (sequence, rest):
             engine = _batched(model)
-            engine.add(each)
+            engine.add(values)
             made = []
             while engine.active + engine.waiting:
                 made += [token.token_id for token in engine.step()]
@@ -236,15 +237,15 @@ def test_a_row_that_grows_too_complex_ends_alone(model: LoadedModel) -> None:
     request = _request("r", Constraint("json_schema", json.dumps(pattern)), max_tokens=2000)
     engine = _batched(model)
     neighbour = _request("n", None, ignore_eos=True)
-    sequences = [_prepared(model, each).sequence for each in (request, neighbour)]
-    for each in sequences:
-        engine.add(each)
+    sequences = [_prepared(model, item).sequence for item in (request, neighbour)]
+    for sequence in sequences:
+        engine.add(sequence)
     broken, made = [], {"r": 0, "n": 0}
     while engine.active + engine.waiting:
         for token in engine.step():
             made[token.request_id] += 1
         broken += engine.remove_broken()
-    assert [each.request_id for each in broken] == ["r"]
+    assert [broken_sequence.request_id for broken_sequence in broken] == ["r"]
     assert "lexer" in broken[0].reason
     assert 0 < made["r"] < 2000
     assert made["n"] == 160

@@ -39,8 +39,8 @@ def _generated(budget: ReasoningBudget, wishes: list[int]) -> list[int]:
     answer: list[int] = []
     for wish in wishes:
         # The next best thing is the token after it.
-        wanted = [(wish - each) % VOCABULARY for each in range(VOCABULARY)]
-        logits = mx.array([[-float(each) for each in wanted]])[:, :]
+        wanted = [(wish - index) % VOCABULARY for index in range(VOCABULARY)]
+        logits = mx.array([[-float(number) for number in wanted]])[:, :]
         allowed = budget(mx.array(PROMPT + answer), logits)
         answer.append(int(mx.argmax(allowed, axis=-1).item()))
     return answer
@@ -127,7 +127,7 @@ def test_a_second_end_of_reasoning_is_dropped(
 
     generate = Generate("r", TextPrompt(""), Sampling(seed=0), parsed=True, reasoning_tokens=budget)
     stream = answer_stream(generate, ids("Why?<think>"), tokenizer, find_format(tokenizer))
-    parts = [part for each in ids(answer) for part in stream.add(each)]
+    parts = [part for identifier in ids(answer) for part in stream.add(identifier)]
     assert merged(parts + stream.finish(complete=True)) == expected
 
 

@@ -159,7 +159,7 @@ def test_hostile_ones_are_refused_or_run(name: str, model: LoadedModel) -> None:
     engine.add(prepared.sequence)
     ended = 0
     while engine.active + engine.waiting:
-        ended += sum(each.finish_reason is not None for each in engine.step())
+        ended += sum(token.finish_reason is not None for token in engine.step())
         ended += len(engine.remove_broken())
     engine.close()
     assert ended == 1
@@ -187,7 +187,7 @@ def test_cached_grammars_are_bounded_in_bytes(model: LoadedModel) -> None:
 
     def large(number: int) -> Constraint:
         names = [f"{number}-{index}" for index in range(120)]
-        parts = {each: {"type": "string", "pattern": f"^[a-z]*{each}$"} for each in names}
+        parts = {name: {"type": "string", "pattern": f"^[a-z]*{name}$"} for name in names}
         return Constraint("json_schema", json.dumps({"properties": parts, "required": names}))
 
     unbounded = compiled(1 << 40)

@@ -35,8 +35,8 @@ YES = Constraint("choice", '["yes"]')
 def _mask(width: int, *allowed: int) -> np.ndarray:
     mask = allocate_token_bitmask(1, width)
     mask[:] = 0
-    for each in allowed:
-        mask.view(np.uint32)[0, each // 32] |= np.uint32(1 << each % 32)
+    for number in allowed:
+        mask.view(np.uint32)[0, number // 32] |= np.uint32(1 << number % 32)
     return mask
 
 
@@ -113,11 +113,11 @@ def test_a_row_may_think_first(model: LoadedModel, sampling: RowSampling | None)
         sampler.add("row", sampling, constrained=_constrained(model, thinking))
         script = [] if opened else [begin]
         script += [inner, 302, inner, 302, 303]
-        made = [each[0] for each in _steps(sampler, [{0: each} for each in script], 1)]
+        made = [step[0] for step in _steps(sampler, [{0: number} for number in script], 1)]
         assert made == script
         # Now it counts: what is likely isn't what may be.
         text = model.tokenizer.decode(
-            [each[0] for each in _steps(sampler, [{0: inner}] * 3, 1) if each[0] not in eos]
+            [step[0] for step in _steps(sampler, [{0: inner}] * 3, 1) if step[0] not in eos]
         )
         assert text == "yes"
 
@@ -145,8 +145,8 @@ def test_a_model_without_reasoning_is_bound_at_once(model: LoadedModel) -> None:
             model, Thinking(300, lambda last: last[-1:] == [301], eos, open=False)
         ),
     )
-    made = [each[0] for each in _steps(sampler, [{0: 305}, {0: 300}, {0: 300}, {0: 300}], 1)]
-    text = model.tokenizer.decode([each for each in made if each not in eos])
+    made = [step[0] for step in _steps(sampler, [{0: 305}, {0: 300}, {0: 300}, {0: 300}], 1)]
+    text = model.tokenizer.decode([item for item in made if item not in eos])
     assert text in ("yes", model.tokenizer.decode([300]) + "yes")
 
 
@@ -158,7 +158,7 @@ def test_rows_come_and_leave(model: LoadedModel) -> None:
     sampler.add("a", None)
     sampler.add("b", None, constrained=_constrained(model))
     sampler.add("c", RowSampling(7), constrained=_constrained(model))
-    made: dict[str, list[int]] = {each: [] for each in order}
+    made: dict[str, list[int]] = {name: [] for name in order}
     for step in range(4):
         if step == 1:
             order = ["c", "b"]
@@ -168,7 +168,9 @@ def test_rows_come_and_leave(model: LoadedModel) -> None:
             made[key].append(token_id)
     for key in ("b", "c"):
         assert made[key][-1] in eos
-        assert model.tokenizer.decode([each for each in made[key] if each not in eos]) == "yes"
+        assert (
+            model.tokenizer.decode([number for number in made[key] if number not in eos]) == "yes"
+        )
     assert sampler.remove_broken() == {}
 
 
@@ -191,7 +193,7 @@ def test_the_keys_of_an_object_are_forced(model: LoadedModel) -> None:
     sampler = ConstrainedSampler[str](lambda: ["row"])
     sampler.add("row", RowSampling(3), constrained=_constrained(model, constraint=OBJECT))
     made = list(_one_by_one(model, sampler, "row"))
-    token_ids = [each for each, _ in made]
+    token_ids = [number for number, _ in made]
     for index, (_, forced) in enumerate(made):
         assert token_ids[index : index + len(forced)] == forced
     text = model.tokenizer.decode(token_ids[:-1])
@@ -203,8 +205,8 @@ def test_the_keys_of_an_object_are_forced(model: LoadedModel) -> None:
 def test_forced_tokens_are_known_while_other_rows_begin(model: LoadedModel) -> None:
     order = ["row"]
     sampler = ConstrainedSampler[str](lambda: order)
-    for each in ("row", "other"):
-        sampler.add(each, None, constrained=_constrained(model, constraint=OBJECT))
+    for text in ("row", "other"):
+        sampler.add(text, None, constrained=_constrained(model, constraint=OBJECT))
     forced = next(found for _, found in _one_by_one(model, sampler, "row") if len(found) > 1)
     order = ["other"]
     sampler(_flat(1))
@@ -217,8 +219,8 @@ def test_guesses_are_checked_as_if_they_had_come_one_by_one(
 ) -> None:
     """Right, wrong and impossible ones, and some that a schema forces."""
     samplers = [ConstrainedSampler[str](lambda: ["row"]) for _ in range(2)]
-    for each in samplers:
-        each.add("row", sampling, constrained=_constrained(model, constraint=OBJECT))
+    for sampler in samplers:
+        sampler.add("row", sampling, constrained=_constrained(model, constraint=OBJECT))
     plain = [token_id for token_id, _ in _one_by_one(model, samplers[0], "row")]
     checked = samplers[1]
     made: list[int] = []
@@ -275,9 +277,9 @@ def test_reasoning_may_be_guessed_up_to_the_end_tag(model: LoadedModel, right: i
     if right == 0:
         assert inner not in made
     if 0 < right < 3:
-        made += [each[0] for each in _steps(sampler, [{0: inner}, {0: end}], 1)]
+        made += [step[0] for step in _steps(sampler, [{0: inner}, {0: end}], 1)]
         assert made[-2:] == [inner, end]
-    made += [each[0] for each in _steps(sampler, [{0: inner}] * 4, 1)]
+    made += [step[0] for step in _steps(sampler, [{0: inner}] * 4, 1)]
     answer = made[made.index(end) + 1 :] if right else made
     assert model.tokenizer.decode(answer[: answer.index(eos[0])]) == "yes"
 

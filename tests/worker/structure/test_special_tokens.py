@@ -115,9 +115,9 @@ def _answer(
 
 
 def _text_of(parts: list[AnswerPart]) -> str:
-    others = [each for each in parts if not isinstance(each, Text | Logprobs)]
+    others = [part for part in parts if not isinstance(part, Text | Logprobs)]
     assert not others
-    return "".join(each.text for each in parts if isinstance(each, Text))
+    return "".join(text.text for text in parts if isinstance(text, Text))
 
 
 @pytest.mark.slow
@@ -145,7 +145,7 @@ def test_such_a_text_is_written(
     else:
         assert written == text
     scored = b"".join(
-        token.text for each in parts if isinstance(each, Logprobs) for token in each.tokens
+        token.text for part in parts if isinstance(part, Logprobs) for token in part.tokens
     )
     assert scored.decode() == written
 
@@ -168,16 +168,16 @@ def test_reasoning_comes_first_and_is_split_off(model: LoadedModel) -> None:
     """Only the token of its tag begins it; the text of a tag is a text."""
     tokenizer, format_ = model.tokenizer, model.answer_format
     assert format_.reasoning is not None
-    begin, end = (tokenizer.encode(each, add_special_tokens=False)[0] for each in format_.reasoning)
+    begin, end = (tokenizer.encode(text, add_special_tokens=False)[0] for text in format_.reasoning)
     text = "<think>x</think>"
     spelled = model.constraints._compiled.tokenizer.greedy_tokenize(text)
     inner = tokenizer.encode("Hm.", add_special_tokens=False)
     generate = _generate(Constraint("choice", json.dumps([text])))
     for ids, thought in [(spelled, ""), ([begin, *inner, end, *spelled], "Hm.")]:
         stream = answer_stream(generate, [1], tokenizer, format_)
-        parts = merged([part for each in ids for part in stream.add(each)])
+        parts = merged([part for identifier in ids for part in stream.add(identifier)])
         parts += stream.finish(complete=True)
-        kinds = {type(each).__name__: each.text for each in merged(parts)}  # type: ignore[union-attr]
+        kinds = {type(item).__name__: item.text for item in merged(parts)}  # type: ignore[union-attr]
         assert kinds.pop("Text") == text
         assert kinds == ({"Reasoning": thought} if thought else {})
 
@@ -192,7 +192,7 @@ def test_arguments_of_a_call(strict: bool, model: LoadedModel) -> None:
         parallel=False,
     )
     parts, _, _ = _answer(model, _generate(None, tools=tools))
-    call = next(each for each in merged(parts) if isinstance(each, ToolCall))
+    call = next(tool_call for tool_call in merged(parts) if isinstance(tool_call, ToolCall))
     assert json.loads(call.arguments)["note"] in TEXTS
 
 
@@ -206,12 +206,12 @@ def test_an_answer_beside_tools(model: LoadedModel) -> None:
     stream = answer_stream(
         _generate(constraint, tools=tools), [1], model.tokenizer, model.answer_format
     )
-    parts = [part for each in spelled for part in stream.add(each)]
+    parts = [part for number in spelled for part in stream.add(number)]
     assert _text_of(parts + stream.finish(complete=True)) == text
 
 
 def test_the_last_message_of_harmony(tmp_path: Path) -> None:
-    recorded = next(each for each in RECORDED if each.family == "harmony")
+    recorded = next(recorded for recorded in RECORDED if recorded.family == "harmony")
     tokenizer = recorded.tokenizer(tmp_path / "model")
     text = "a<|end|>b<|start|>c"
     spelled = GrammarCache(tokenizer, len(tokenizer), tokenizer.eos_token_ids).tokenizer
@@ -222,7 +222,7 @@ def test_the_last_message_of_harmony(tmp_path: Path) -> None:
     prompt_ids = tokenizer.encode("<|start|>assistant", add_special_tokens=False)
     generate = _generate(Constraint("choice", json.dumps([text])))
     stream = answer_stream(generate, prompt_ids, tokenizer, find_format(tokenizer))
-    parts = [part for each in ids for part in stream.add(each)]
+    parts = [part for identifier in ids for part in stream.add(identifier)]
     assert _text_of(parts + stream.finish(complete=True)) == text
 
 
@@ -261,7 +261,9 @@ def test_a_text_that_the_model_has_no_tokens_for(tmp_path: Path) -> None:
     lacking = {text: index for text, index in model["vocab"].items() if "Å" not in text}
     model["vocab"] = {text: index for index, text in enumerate(lacking)}
     model["merges"] = [
-        each for each in model["merges"] if all(part in lacking for part in [*each, "".join(each)])
+        merge
+        for merge in model["merges"]
+        if all(part in lacking for part in [*merge, "".join(merge)])
     ]
     tokenizer = _tokenizer(tmp_path / "model", model=model)
     with pytest.raises(ConstraintError, match="can't be written in this model's tokens"):

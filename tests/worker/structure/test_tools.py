@@ -157,7 +157,7 @@ OF_JSON = (
 
 
 def _named(name: str) -> Recorded:
-    return next(each for each in RECORDED if each.name == name)
+    return next(recorded for recorded in RECORDED if recorded.name == name)
 
 
 @pytest.fixture(scope="module", params=OF_JSON)
@@ -166,16 +166,16 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def _calls(parts: list[AnswerPart]) -> list[ToolCall]:
-    return [each for each in parts if isinstance(each, ToolCall)]
+    return [part for part in parts if isinstance(part, ToolCall)]
 
 
 def _check(parts: list[AnswerPart], names: tuple[str, ...], *, whole: bool) -> list[ToolCall]:
     if whole:
-        assert not [each for each in parts if isinstance(each, Text)], parts
+        assert not [part for part in parts if isinstance(part, Text)], parts
     calls = _calls(parts)
-    for each in calls if whole else calls[:-1]:
-        assert each.name in names
-        jsonschema.validate(json.loads(each.arguments), WEATHER)
+    for call in calls if whole else calls[:-1]:
+        assert call.name in names
+        jsonschema.validate(json.loads(call.arguments), WEATHER)
     return calls
 
 
@@ -200,11 +200,11 @@ def test_a_call_of_the_given_name_is_required(model: Model) -> None:
 
 @pytest.mark.parametrize("family", BEGINNINGS)
 def test_without_json_a_call_is_begun(family: str, tmp_path: Path) -> None:
-    recorded = next(each for each in RECORDED if each.family == family)
+    recorded = next(recorded for recorded in RECORDED if recorded.family == family)
     model = _model(recorded, tmp_path)
     for seed in range(2):
         text, _, _ = model.answer(Tools(definitions=BOTH, choice="required"), seed)
-        beginnings = tuple(BEGINNINGS[family].format(each) for each in ("weather", "get-it_2"))
+        beginnings = tuple(BEGINNINGS[family].format(text) for text in ("weather", "get-it_2"))
         assert text.startswith(beginnings)
 
 
@@ -253,7 +253,7 @@ CONSTRAINTS = {
 
 
 @pytest.mark.parametrize("name", ["qwen3", "mistral with ids", "gpt-oss", "hunyuan a13b"])
-@pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda each: each.kind)
+@pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda item: item.kind)
 def test_a_call_or_an_answer_that_matches(
     name: str, constraint: Constraint, tmp_path: Path
 ) -> None:

@@ -138,11 +138,13 @@ def test_every_order_of_roles_is_rendered_and_stays_the_beginning(
     def check(roles: list[str]) -> None:
         messages = _contents(*roles)
         rest = rendered(messages, asking=True)
-        for each in messages:
-            _, found, rest = rest.partition(each.content or "look" * len(each.tool_calls) or "<")
-            assert found, each
+        for message in messages:
+            _, found, rest = rest.partition(
+                message.content or "look" * len(message.tool_calls) or "<"
+            )
+            assert found, message
         before, after = order.repaired(messages[:-1]), order.repaired(messages)
-        if all(each.role == "system" for each in messages[:-1]):
+        if all(chat_message.role == "system" for chat_message in messages[:-1]):
             return  # Templates don't render these alone.
         text, longer = rendered(messages[:-1]), rendered(messages)
         if list(after[: len(before)]) == list(before):

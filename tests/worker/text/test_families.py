@@ -25,7 +25,7 @@ from worker.text.stream import AnswerStream, answer_stream
 
 
 def definition(name: str, **types: str) -> dict[str, Any]:
-    properties = {each: {"type": type_} for each, type_ in types.items()}
+    properties = {name: {"type": type_} for name, type_ in types.items()}
     parameters = {"type": "object", "properties": properties}
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
@@ -56,13 +56,13 @@ class Model:
 
     def ids(self, pieces: list[str]) -> list[int]:
         encode = self.tokenizer.encode
-        return [each for piece in pieces for each in encode(piece, add_special_tokens=False)]
+        return [item for piece in pieces for item in encode(piece, add_special_tokens=False)]
 
     def byte_ids(self, text: str) -> list[int]:
         """A token a byte."""
         letters = self.tokenizer.backend_tokenizer.pre_tokenizer
-        printable = "".join(each for each, _ in letters.pre_tokenize_str(text))
-        return [self.tokenizer.convert_tokens_to_ids(each) for each in printable]
+        printable = "".join(item for item, _ in letters.pre_tokenize_str(text))
+        return [self.tokenizer.convert_tokens_to_ids(text) for text in printable]
 
 
 def parts_of(
@@ -79,7 +79,7 @@ def parts_of(
 TOOLS = Tools(definitions=DEFINITIONS)
 
 
-@pytest.fixture(scope="module", params=RECORDED, ids=lambda each: each.name)
+@pytest.fixture(scope="module", params=RECORDED, ids=lambda item: item.name)
 def model(request: Any, tmp_path_factory: Any) -> Model:
     return Model(request.param, tmp_path_factory.mktemp("family") / "model")
 
@@ -88,7 +88,7 @@ def test_each_family_is_recognised_and_read(model: Model) -> None:
     assert model.format.family == model.recorded.family
     stream = model.stream(TOOLS)
     assert parts_of(stream, model.ids([model.recorded.answer])) == model.recorded.parts
-    called = any(isinstance(each, ToolCall) for each in model.recorded.parts)
+    called = any(isinstance(part, ToolCall) for part in model.recorded.parts)
     assert stream.ended_with_calls == called
 
 
@@ -121,9 +121,9 @@ def test_tokens_of_any_size_give_the_same(model: Model, data: st.DataObject) -> 
 def test_a_cut_answer_loses_nothing(model: Model) -> None:
     """Wherever it is cut, by its length: what was sure stays, and what is text has its tags."""
     answer = model.recorded.answer
-    texts = [each for each in model.recorded.parts if isinstance(each, Text | Reasoning)]
-    answer_text = " ".join(each.text for each in texts)
-    names = [each for each in ("Köln", "a <b> c", *answer_text.split()) if each in answer]
+    texts = [part for part in model.recorded.parts if isinstance(part, Text | Reasoning)]
+    answer_text = " ".join(text.text for text in texts)
+    names = [word for word in ("Köln", "a <b> c", *answer_text.split()) if word in answer]
     assert names
     for end in (*range(1, len(answer), max(1, len(answer) // 12)), len(answer)):
         stream = model.stream(TOOLS)
@@ -131,9 +131,9 @@ def test_a_cut_answer_loses_nothing(model: Model) -> None:
         for name in names:
             if name in answer[:end]:
                 assert name in "".join(
-                    each.text if isinstance(each, Text | Reasoning) else each.arguments
-                    for each in parts
-                    if isinstance(each, Text | Reasoning | ToolCall)
+                    call.text if isinstance(call, Text | Reasoning) else call.arguments
+                    for call in parts
+                    if isinstance(call, Text | Reasoning | ToolCall)
                 )
 
 
@@ -141,9 +141,9 @@ def test_without_tools_calls_are_text(model: Model) -> None:
     token_ids = model.byte_ids(model.recorded.answer)
     for tools in (None, Tools(definitions=DEFINITIONS, choice="none")):
         parts = parts_of(model.stream(tools), token_ids)
-        assert not any(isinstance(each, ToolCall) for each in parts)
-        reasoning = [each for each in model.recorded.parts if isinstance(each, Reasoning)]
-        assert [each for each in parts if isinstance(each, Reasoning)] == reasoning
+        assert not any(isinstance(part, ToolCall) for part in parts)
+        reasoning = [part for part in model.recorded.parts if isinstance(part, Reasoning)]
+        assert [part for part in parts if isinstance(part, Reasoning)] == reasoning
 
 
 def test_a_single_call_ends_the_answer_if_one_is_wanted(model: Model) -> None:

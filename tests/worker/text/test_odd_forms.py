@@ -210,21 +210,21 @@ def _read(folder: Path, marks: str, tokens: tuple[str, ...], answer: str) -> lis
 
 
 def _calls(parts: list[AnswerPart]) -> list[tuple[str | None, Any]]:
-    return [(each.name, json.loads(each.arguments)) for each in parts if isinstance(each, ToolCall)]
+    return [(part.name, json.loads(part.arguments)) for part in parts if isinstance(part, ToolCall)]
 
 
 @pytest.mark.parametrize(
-    ("name", "marks", "tokens", "answer", "calls"), CALLS, ids=[each[0] for each in CALLS]
+    ("name", "marks", "tokens", "answer", "calls"), CALLS, ids=[call[0] for call in CALLS]
 )
 def test_is_read_as_a_call(
     name: str, marks: str, tokens: tuple[str, ...], answer: str, calls: list[Any], tmp_path: Path
 ) -> None:
     for parts in _read(tmp_path, marks, tokens, answer):
         assert _calls(parts) == calls
-        assert not [each for each in parts if isinstance(each, Text)]
+        assert not [part for part in parts if isinstance(part, Text)]
 
 
-@pytest.mark.parametrize(("name", "marks", "answer"), TEXTS, ids=[each[0] for each in TEXTS])
+@pytest.mark.parametrize(("name", "marks", "answer"), TEXTS, ids=[text[0] for text in TEXTS])
 def test_stays_a_text(name: str, marks: str, answer: str, tmp_path: Path) -> None:
     for parts in _read(tmp_path, marks, (), answer):
         assert parts == [Text(answer)]

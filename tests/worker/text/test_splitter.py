@@ -28,7 +28,7 @@ CALL = ToolCall(0, '{"a": 1}', "f")
 
 
 def _family(name: str) -> AnswerFormat:
-    found = next(each for each in FAMILIES if each.name == name)
+    found = next(family for family in FAMILIES if family.name == name)
     return AnswerFormat(name, THINK, found.blocks, found.bare)
 
 

@@ -135,11 +135,11 @@ def _parts(form: TagForm, text: str, size: int, *, complete: bool = True) -> lis
 
 
 def _calls(parts: list[AnswerPart]) -> list[tuple[str | None, dict[str, Any]]]:
-    return [(each.name, json.loads(each.arguments)) for each in parts if isinstance(each, ToolCall)]
+    return [(part.name, json.loads(part.arguments)) for part in parts if isinstance(part, ToolCall)]
 
 
 def _block(family: Family, *calls: tuple[str, Mapping[str, str]]) -> str:
-    written = (family.between or "\n").join(family.write(*each) for each in calls)
+    written = (family.between or "\n").join(family.write(*call) for call in calls)
     start = family.form.start if family.form.end else ""
     line = "\n" if family.between == "\n" else ""
     return f"{start}{line}{written}{line}{family.form.end}"
@@ -177,12 +177,12 @@ def test_values_may_quote_every_tag(name: str, data: st.DataObject) -> None:
     second = {"path": data.draw(values)}
     calls = [("write_file", first), ("read", second)]
     if family.between is None:
-        text = "\n".join(_block(family, each) for each in calls)
+        text = "\n".join(_block(family, call) for call in calls)
     else:
         text = _block(family, *calls)
     parts = _parts(family.form, text, data.draw(st.sampled_from((1, 5, 1000))))
     assert _calls(parts) == calls
-    assert not [each for each in parts if isinstance(each, Text)]
+    assert not [part for part in parts if isinstance(part, Text)]
 
 
 def test_a_value_keeps_its_white_space(family: Family) -> None:
@@ -198,7 +198,7 @@ def test_a_call_needs_no_argument(family: Family) -> None:
 def test_text_stays_around_calls(family: Family) -> None:
     block = _block(family, ("read", {"path": "a"}))
     parts = _parts(family.form, f"First this.\n{block}\nThen that.", 1)
-    assert [each.text for each in parts if isinstance(each, Text)] == ["First this.", "Then that."]
+    assert [part.text for part in parts if isinstance(part, Text)] == ["First this.", "Then that."]
     assert _calls(parts) == [("read", {"path": "a"})]
 
 
@@ -217,18 +217,18 @@ def test_a_value_may_be_a_part_of_a_call_with_the_end_of_its_block(size: int) ->
     )
     family = FAMILIES["qwen3_coder"]
     calls = [("write_file", {"content": value, "path": "a"}), ("read", {"path": value})]
-    for each in calls:
-        assert _calls(_parts(family.form, _block(family, each), size)) == [each]
+    for call in calls:
+        assert _calls(_parts(family.form, _block(family, call), size)) == [call]
     assert _calls(_parts(family.form, _block(family, *calls), size)) == calls
 
 
 @pytest.mark.parametrize("size", [1, 1000])
 def test_text_stands_between_two_blocks(family: Family, size: int) -> None:
     calls = [("write_file", {"path": "a", "content": "b"}), ("read", {"path": "c"})]
-    for each in (calls, [*reversed(calls)]):
-        text = "\nNow the second:\n".join(_block(family, call) for call in each)
+    for values in (calls, [*reversed(calls)]):
+        text = "\nNow the second:\n".join(_block(family, call) for call in values)
         parts = _parts(family.form, text, size)
-        assert _calls(parts) == each
+        assert _calls(parts) == values
         assert [e.text for e in parts if isinstance(e, Text)] == ["Now the second:"]
 
 
@@ -267,7 +267,7 @@ def test_a_tag_of_a_value_is_no_misspelled_end(value: str) -> None:
 def test_a_block_without_its_first_tag_and_one_with_it() -> None:
     family = FAMILIES["qwen3_coder"]
     calls = [("write_file", {"content": "b"}), ("read", {"path": "c"})]
-    first, second = (_block(family, each) for each in calls)
+    first, second = (_block(family, call) for call in calls)
     text = f"{first.removeprefix('<tool_call>').lstrip()}\n{second}"
     assert _calls(_parts(BARE_FUNCTIONS, text, 1)) == calls
 

@@ -59,5 +59,5 @@ def test_stop_sequences(stop: tuple[str, ...], expected: str) -> None:
     if expected == text:
         assert included == text
     else:
-        assert included in [expected + each for each in stop]
+        assert included in [expected + text for text in stop]
         assert text.startswith(included)

@@ -82,7 +82,7 @@ def main() -> None:
             modules = [{"path": "", "type": "sentence_transformers.models.Transformer"}]
             (folder / "modules.json").write_text(json.dumps(modules) + "\n")
         texts = json.loads((FOLDER / "texts.json").read_text())
-        expected = [_outputs(model, each["tokens"], each["types"]) for each in texts]
+        expected = [_outputs(model, text["tokens"], text["types"]) for text in texts]
         (folder / "expected.json").write_text(json.dumps(expected) + "\n")
 
 
@@ -94,7 +94,7 @@ def _outputs(model: torch.nn.Module, tokens: list[int], types: list[int]) -> lis
     with torch.no_grad():
         outputs = model(**inputs)
     values = outputs.logits if "logits" in outputs else outputs.last_hidden_state
-    return [round(each, 6) for each in values.flatten().tolist()]
+    return [round(item, 6) for item in values.flatten().tolist()]
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from worker.vectors.jobs import TokenizedText, VectorJob, VectorKind
 from worker.vectors.model import Decoder, Encoder, Recipe, VectorHead
 
 MODELS = Path(__file__).with_name("models")
-TEXTS = [TokenizedText(each["tokens"]) for each in json.loads((MODELS / "texts.json").read_text())]
+TEXTS = [TokenizedText(load["tokens"]) for load in json.loads((MODELS / "texts.json").read_text())]
 
 
 class Bench:
@@ -52,34 +52,36 @@ class Bench:
         return self.received("r")
 
     def received(self, request_id: str) -> np.ndarray:
-        parts = [each for each in self.sent if each.request_id == request_id]
-        assert [each.last for each in parts] == [False] * (len(parts) - 1) + [True]
-        data = b"".join(each.vectors for each in parts)
+        parts = [embedded for embedded in self.sent if embedded.request_id == request_id]
+        assert [part.last for part in parts] == [False] * (len(parts) - 1) + [True]
+        data = b"".join(part.vectors for part in parts)
         return np.frombuffer(data, "<f4").reshape(-1, parts[0].dimensions)
 
 
 def _expected(name: str) -> list[np.ndarray]:
     values = json.loads((MODELS / name / "expected.json").read_text())
-    return [np.array(each).reshape(-1, 16) for each in values]
+    return [np.array(value).reshape(-1, 16) for value in values]
 
 
 @pytest.fixture(scope="module")
 def bert() -> np.ndarray:
     """Means of the states, of length 1."""
-    means = np.stack([each.mean(axis=0) for each in _expected("bert")])
+    means = np.stack([ndarray.mean(axis=0) for ndarray in _expected("bert")])
     return means / np.linalg.norm(means, axis=1, keepdims=True)
 
 
 def test_vectors_in_the_order_of_the_texts(bert: np.ndarray) -> None:
     bench = Bench("bert")
     np.testing.assert_allclose(bench.run(), bert, atol=1e-4)
-    assert sum(each.tokens for each in bench.sent) == sum(len(each.token_ids) for each in TEXTS)
+    assert sum(embedded.tokens for embedded in bench.sent) == sum(
+        len(text.token_ids) for text in TEXTS
+    )
 
 
 def test_a_decoders_texts_go_through_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench("qwen3", normalized=False)
     monkeypatch.setattr(bench.vectors._pace, "chunk", lambda *_, **__: 4)
-    last = np.stack([each[-1] for each in _expected("qwen3")])
+    last = np.stack([ndarray[-1] for ndarray in _expected("qwen3")])
     np.testing.assert_allclose(bench.run(), last, atol=2e-4)
 
 
@@ -99,7 +101,7 @@ def test_many_vectors_come_in_several_frames() -> None:
     while bench.engine.active:
         bench.engine.step()
     assert len(bench.sent) > 2
-    assert all(len(encode(each)) <= MAX_WORKER_FRAME_BYTES for each in bench.sent)
+    assert all(len(encode(embedded)) <= MAX_WORKER_FRAME_BYTES for embedded in bench.sent)
     assert bench.received("r").shape == (20_000, 16)
 
 
@@ -111,7 +113,7 @@ def test_removed_jobs_are_not_computed(bert: np.ndarray) -> None:
     bench.engine.remove(["gone", "never was"])
     while bench.engine.active:
         bench.engine.step()
-    assert {each.request_id for each in bench.sent} == {"stays"}
+    assert {embedded.request_id for embedded in bench.sent} == {"stays"}
     np.testing.assert_allclose(bench.received("stays"), bert, atol=1e-4)
     assert bench.room.vector_bytes == 0
 
@@ -151,12 +153,12 @@ def test_sequences_go_on_beside_vectors(beside: tuple[Bench, WithVectors]) -> No
     engine.add(Sequence("s", [2, 5, 7], 12, None, ignore_eos=True))
     alone = []
     while engine.active + engine.waiting:
-        alone += [each.token_id for each in engine.step()]
+        alone += [token.token_id for token in engine.step()]
     engine.add(Sequence("s", [2, 5, 7], 12, None, ignore_eos=True))
     engine.add_job(VectorJob("r", "embedding", TEXTS))
     together = []
     while engine.active + engine.waiting:
-        together += [each.token_id for each in engine.step()]
+        together += [token.token_id for token in engine.step()]
         assert bench.room.limit_bytes is not None
         assert engine.need.used_bytes <= bench.room.limit_bytes
     assert together == alone

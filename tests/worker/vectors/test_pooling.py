@@ -46,5 +46,5 @@ def test_pooling(pooling: Pooling, chunk: int) -> None:
     result = np.array(pool.result())
     for index, (length, skipped) in enumerate(zip(LENGTHS, SKIPPED, strict=True)):
         text = states[index, :length]
-        expected = [_reference(each, text, skipped) for each in (pooling, "mean")]
+        expected = [_reference(item, text, skipped) for item in (pooling, "mean")]
         np.testing.assert_allclose(result[index], np.concatenate(expected), rtol=1e-5, atol=1e-6)

@@ -54,7 +54,7 @@ def _refused(texts: VectorTokenizer, embed: Embed) -> RequestFailed:
 
 
 def _words(tokenizer: Any, job: VectorJob) -> list[str]:
-    return [tokenizer.decode(each.token_ids) for each in job.texts]
+    return [tokenizer.decode(text.token_ids) for text in job.texts]
 
 
 def test_texts_and_tokens_keep_their_order(tokenizer: Any) -> None:
@@ -166,7 +166,7 @@ def test_the_longest_text_is_named_by_files_too(tokenizer: Any) -> None:
 @pytest.mark.parametrize(("truncate", "tokens"), [(-1, 40), (5, 5)])
 def test_texts_are_cut_and_end_as_others_do(tokenizer: Any, truncate: int, tokens: int) -> None:
     job = _job(_texts(tokenizer), _embed("w " * 50, [1] * 50, truncate=truncate))
-    assert [len(each.token_ids) for each in job.texts] == [tokens, tokens]
+    assert [len(text.token_ids) for text in job.texts] == [tokens, tokens]
     assert job.texts[0].token_ids[-1] == 102
 
 

@@ -20,19 +20,19 @@ from worker.vectors.model import ClassHead, Decoder, Encoder, PaddedTexts
 
 MODELS = Path(__file__).with_name("models")
 _TEXTS = json.loads((MODELS / "texts.json").read_text())
-TOKENS = [each["tokens"] for each in _TEXTS]
-TYPES = [each["types"] for each in _TEXTS]
+TOKENS = [text["tokens"] for text in _TEXTS]
+TYPES = [text["types"] for text in _TEXTS]
 ENCODERS = ("bert", "modernbert", "gemma3")
 
 
 def _states(name: str, dtype: mx.Dtype = mx.float32) -> list[np.ndarray]:
     """Of the texts, computed together."""
     model, _ = load_weights(MODELS / name)
-    model.update(tree_map(lambda each: each.astype(dtype), model.parameters()))
+    model.update(tree_map(lambda item: item.astype(dtype), model.parameters()))
     backbone = Decoder.of(model) if name == "qwen3" else Encoder(model)
     assert backbone is not None
-    lengths = [len(each) for each in TOKENS]
-    rows = mx.array([each + [0] * (max(lengths) - len(each)) for each in TOKENS])
+    lengths = [len(token) for token in TOKENS]
+    rows = mx.array([token + [0] * (max(lengths) - len(token)) for token in TOKENS])
     states = backbone.states(PaddedTexts(rows, None, lengths), backbone.make_caches())
     return [
         np.array(row[:length].astype(mx.float32))
@@ -43,7 +43,7 @@ def _states(name: str, dtype: mx.Dtype = mx.float32) -> list[np.ndarray]:
 def _expected(name: str) -> list[np.ndarray]:
     values = json.loads((MODELS / name / "expected.json").read_text())
     assert values
-    return [np.array(each, np.float32) for each in values]
+    return [np.array(value, np.float32) for value in values]
 
 
 @pytest.mark.parametrize("name", [*ENCODERS, "qwen3"])
@@ -70,7 +70,7 @@ def test_scores(name: str) -> None:
     room = CacheRoom(NO_CACHES)
     engine = VectorEngine(Encoder(model), {"score": head}, room, 0.1, 1, sent.append)
     types = TYPES if name == "bert_ranker" else [None, None, None]
-    texts = [TokenizedText(ids, types=each) for ids, each in zip(TOKENS, types, strict=True)]
+    texts = [TokenizedText(ids, types=kind) for ids, kind in zip(TOKENS, types, strict=True)]
     engine.add(VectorJob("1", "score", texts))
     while engine.jobs:
         assert engine.start_batch(None)

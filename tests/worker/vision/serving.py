@@ -23,7 +23,7 @@ GREEDY = Sampling(seed=1, temperature=0.0)
 
 def user(text: str, *files: bytes) -> ChatMessage:
     """A message of the user, with its pictures behind the first three characters."""
-    pictures = tuple(Picture(each, 3, f"picture {index}") for index, each in enumerate(files))
+    pictures = tuple(Picture(file, 3, f"picture {index}") for index, file in enumerate(files))
     return ChatMessage("user", text, pictures=pictures)
 
 
@@ -86,7 +86,7 @@ class Serving:
     def run(self, generate: Generate) -> tuple[list[int], int]:
         """Token ids, and how many of the prompt came from the cache."""
         tokens = self.run_all([generate])[generate.request_id]
-        return [each.token_id for each in tokens], tokens[0].cached_tokens
+        return [token.token_id for token in tokens], tokens[0].cached_tokens
 
     def answer(self, generate: Generate) -> list[int]:
         return self.run(generate)[0]
@@ -95,8 +95,8 @@ class Serving:
         """The tokens of each request. Another one comes with every so many steps; 0: all come at
         once.
         """
-        made: dict[str, list[Token]] = {each.request_id: [] for each in asked}
-        coming = [self.sequence(each) for each in asked]
+        made: dict[str, list[Token]] = {request.request_id: [] for request in asked}
+        coming = [self.sequence(request) for request in asked]
         steps = 0
         while coming or self.engine.active + self.engine.waiting:
             while coming and (not every or steps % every == 0):

@@ -67,12 +67,12 @@ def test_rows_of_both_kinds_join_leave_and_are_put_aside(
 ) -> None:
     asked = _asked(sampling)
     alone = Serving(model, batched=False)
-    expected = {each.request_id: alone.answer(each) for each in asked}
+    expected = {request.request_id: alone.answer(request) for request in asked}
     serving = Serving(model, cached=cached)
     engine = serving.engine
     assert isinstance(engine, BatchedEngine)
-    made: dict[str, list[int]] = {each.request_id: [] for each in asked}
-    coming = [serving.sequence(each) for each in asked]
+    made: dict[str, list[int]] = {request.request_id: [] for request in asked}
+    coming = [serving.sequence(request) for request in asked]
     # A recurrent state that is computed anew is rounded differently, which may decide a draw.
     puts_aside = sampling is GREEDY or model.config["model_type"] != "qwen3_5"
     steps = rows = 0
@@ -84,8 +84,8 @@ def test_rows_of_both_kinds_join_leave_and_are_put_aside(
         engine.store_blocks()
         rows = max(rows, engine.active)
         steps += 1
-        if puts_aside and steps % 12 == 0 and any(len(each) for each in engine._batches):
-            batch = next(each for each in engine._batches if len(each))
+        if puts_aside and steps % 12 == 0 and any(len(row_batch) for row_batch in engine._batches):
+            batch = next(batch for batch in engine._batches if len(batch))
             engine._add_first(batch.put_aside(batch.next_to_put_aside()[0]))
     assert made == expected
     assert rows >= 4
@@ -97,8 +97,10 @@ def test_texts_are_computed_together(model: LoadedModel) -> None:
     asked = [ask(str(index), user(f"Say {index}"), tokens=20) for index in range(6)]
     serving = Serving(model)
     made = serving.run_all(asked)
-    for each in asked:
-        assert [token.token_id for token in made[each.request_id]] == Serving(model).answer(each)
+    for request in asked:
+        assert [token.token_id for token in made[request.request_id]] == Serving(model).answer(
+            request
+        )
 
 
 @pytest.mark.slow
@@ -110,8 +112,8 @@ def test_texts_of_unlike_length_in_several_chunks(
     asked = [ask(str(index), user("abc " * index), tokens=6) for index in (20, 45, 60, 31)]
     made = Serving(model).run_all(asked, every=every)
     alone = Serving(model, batched=False)
-    for each in asked:
-        assert [token.token_id for token in made[each.request_id]] == alone.answer(each)
+    for request in asked:
+        assert [token.token_id for token in made[request.request_id]] == alone.answer(request)
 
 
 @pytest.mark.slow
@@ -121,22 +123,24 @@ def test_guesses_change_nothing(model: LoadedModel, sampling: Sampling) -> None:
     plain = _asked(sampling, 6)
     without = Serving(model, guesses=False).run_all(plain, every=2)
     answers = {
-        name: str(model.tokenizer.decode([each.token_id for each in made]))
+        name: str(model.tokenizer.decode([token.token_id for token in made]))
         for name, made in without.items()
     }
     asked = [
-        replace_prediction(each, answers[each.request_id][:40] + "!" + answers[each.request_id])
-        for each in plain
+        replace_prediction(
+            request, answers[request.request_id][:40] + "!" + answers[request.request_id]
+        )
+        for request in plain
     ]
     guessing = Serving(model)
     costs = guessing.engine.step_costs
     assert costs is not None
     costs.rehearsed = 4
     found = guessing.run_all(asked, every=2)
-    assert {name: [each.token_id for each in made] for name, made in found.items()} == {
-        name: [each.token_id for each in made] for name, made in without.items()
+    assert {name: [token.token_id for token in made] for name, made in found.items()} == {
+        name: [token.token_id for token in made] for name, made in without.items()
     }
-    assert any(each.guessed or each.rejected for made in found.values() for each in made)
+    assert any(token.guessed or token.rejected for made in found.values() for token in made)
 
 
 def replace_prediction(generate: Generate, prediction: str) -> Generate:
@@ -158,9 +162,9 @@ def test_log_probabilities(model: LoadedModel) -> None:
         for index, files in enumerate([(), (png(RED),), (png(GREEN, 120, 60), png(BLACK))])
     ]
     together = Serving(model).run_all(asked)
-    for each in asked:
-        alone = Serving(model, batched=False).run_all([each])[each.request_id]
-        found = together[each.request_id]
+    for request in asked:
+        alone = Serving(model, batched=False).run_all([request])[request.request_id]
+        found = together[request.request_id]
         for one, other in zip(found, alone, strict=True):
             assert one.score is not None
             assert other.score is not None
@@ -223,7 +227,7 @@ def test_another_beginning(model: LoadedModel, looks: list[Any]) -> None:
         ask("r", ChatMessage("system", day), user(LONG, png(RED), png(GREEN)), tokens=12)
         for day in ("It is Monday.", "It is Tuesday.")
     ]
-    found = [serving.run(each) for each in asked]
+    found = [serving.run(request) for request in asked]
     assert len(looks) == 1
     assert [cached for _, cached in found] == [0, 0]
     assert [ids for ids, _ in found] == [Serving(model, batched=False).answer(x) for x in asked]
@@ -234,8 +238,8 @@ def test_the_same_text_before_another_picture(model: LoadedModel) -> None:
     serving = Serving(model, cached=True)
     system = ChatMessage("system", LONG * 2)
     found = [
-        serving.run(ask("r", system, user("Who is that?", png(each)), tokens=12))
-        for each in (RED, GREEN)
+        serving.run(ask("r", system, user("Who is that?", png(pair)), tokens=12))
+        for pair in (RED, GREEN)
     ]
     expected = 0 if serving.paths.needs_boundaries else 128
     assert found[1][1] >= expected
@@ -252,16 +256,16 @@ def test_pictures_that_do_not_fit(model: LoadedModel) -> None:
     bad = serving.sequence(ask("bad", user("See", png(RED)), tokens=12))
     assert bad.pictures is not None
     arrays = {
-        name: each[: len(each) // 2] if name == "pixel_values" else each
-        for name, each in bad.pictures.arrays.items()
+        name: array[: len(array) // 2] if name == "pixel_values" else array
+        for name, array in bad.pictures.arrays.items()
     }
     serving.engine.add(replace(bad, pictures=replace(bad.pictures, arrays=arrays)))
     serving.engine.add(serving.sequence(good))
     made, broken = [], []
     while serving.engine.active + serving.engine.waiting:
-        made += [each.token_id for each in serving.engine.step()]
+        made += [token.token_id for token in serving.engine.step()]
         broken += serving.engine.remove_broken()
-    assert [(each.request_id, each.pictures) for each in broken] == [("bad", True)]
+    assert [(sequence.request_id, sequence.pictures) for sequence in broken] == [("bad", True)]
     assert made == Serving(model).answer(good)
 
 

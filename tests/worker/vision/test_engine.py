@@ -91,7 +91,7 @@ def test_as_mlx_vlm_has_it(
 
 
 def test_tells_pictures_apart(serving: Serving) -> None:
-    answers = [serving.answer(_generate(LONG, each)) for each in (png(RED), png(GREEN))]
+    answers = [serving.answer(_generate(LONG, data)) for data in (png(RED), png(GREEN))]
     assert answers[0] != answers[1]
 
 
@@ -99,8 +99,8 @@ def test_tells_pictures_apart(serving: Serving) -> None:
 def test_sequences_run_one_after_another(model: LoadedModel, serving: Serving) -> None:
     """Positions that the model keeps of one are not the next one's."""
     asked = [_generate("a b", png(RED)), _generate("a b"), _generate("a b", png(BLACK, 60, 120))]
-    alone = [Serving(model).answer(each) for each in asked]
-    assert [serving.answer(each) for each in asked] == alone
+    alone = [Serving(model).answer(request) for request in asked]
+    assert [serving.answer(request) for request in asked] == alone
 
 
 def test_goes_on_in_another_worker(serving: Serving) -> None:
@@ -135,8 +135,8 @@ def test_goes_on_from_the_prompt_cache(model: LoadedModel, batched: bool) -> Non
 def test_prompt_cache_knows_pictures(model: LoadedModel, batched: bool) -> None:
     serving = Serving(model, batched=batched, cached=True)
     red, green = _generate(LONG, png(RED)), _generate(LONG, png(GREEN))
-    expected = [Serving(model).answer(each) for each in (red, green)]
-    found = [serving.run(each) for each in (red, green, red, green)]
+    expected = [Serving(model).answer(request) for request in (red, green)]
+    found = [serving.run(request) for request in (red, green, red, green)]
     assert [ids for ids, _ in found] == expected * 2
     assert found[0][1] == found[1][1] == 0
     assert found[2][1] == found[3][1] >= 64
@@ -183,7 +183,7 @@ def test_weights_for_texts_alone(kind: str, tmp_path: Path) -> None:
     weights = mx.load(path)
     assert isinstance(weights, dict)
     mx.eval(weights)
-    text_weights = {name: each for name, each in weights.items() if "vis" not in name}
+    text_weights = {name: weight for name, weight in weights.items() if "vis" not in name}
     assert 0 < len(text_weights) < len(weights)
     mx.save_safetensors(path, text_weights, {"format": "mlx"})
     with pytest.raises(ModelError, match=r"pictures: the weights in .* for texts alone") as caught:

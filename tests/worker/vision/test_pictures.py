@@ -40,7 +40,7 @@ def test_kinds(kind: str) -> None:
 
 
 def test_first_frame_of_those_that_move() -> None:
-    frames = [Image.new("RGB", (6, 4), each) for each in ("red", "blue")]
+    frames = [Image.new("RGB", (6, 4), text) for text in ("red", "blue")]
     data = _saved(frames[0], "GIF", save_all=True, append_images=frames[1:])
     (image,) = decode_pictures(_pictures(data))
     assert image.getpixel((0, 0)) == RED
@@ -127,7 +127,7 @@ def _inputs(**arrays: Any) -> PictureInputs:
 
 def test_the_pictures_before_a_place() -> None:
     inputs = _inputs()
-    assert [inputs.before(each) for each in range(9)] == [0, 0, None, 1, 1, None, None, 2, 2]
+    assert [inputs.before(index) for index in range(9)] == [0, 0, None, 1, 1, None, None, 2, 2]
 
 
 def test_the_arrays_of_the_last_pictures() -> None:

@@ -42,9 +42,9 @@ def _body(*contents: Any, system: Any = None) -> AnthropicConversation:
     """Calls of tools, and what the user then says."""
     call = {"type": "tool_use", "id": "c", "name": "look", "input": {}}
     turns = [
-        each
+        entry
         for content in contents
-        for each in (
+        for entry in (
             {"role": "assistant", "content": [call]},
             {"role": "user", "content": content},
         )
@@ -126,8 +126,8 @@ def test_deferred_tool_is_described_once() -> None:
 def test_callable_tools() -> None:
     found = callable_tools(TOOLS, None, {"late"})
     assert found is not None
-    assert [each["function"]["name"] for each in json.loads(found.definitions)] == ["look"]
-    assert [each["function"]["name"] for each in json.loads(found.mentioned)] == ["late"]
+    assert [load["function"]["name"] for load in json.loads(found.definitions)] == ["look"]
+    assert [load["function"]["name"] for load in json.loads(found.mentioned)] == ["late"]
     with pytest.raises(Refusal, match="no function 'later'"):
         callable_tools(TOOLS, AnthropicToolChoice("tool", "later"), {"late"})
 
@@ -146,7 +146,7 @@ def test_server_tools_are_left_out() -> None:
 @pytest.mark.parametrize("beneath", ["", "\n"])
 def test_the_line_about_the_bill_is_left_out(beneath: str) -> None:
     bill = f"x-anthropic-billing-header: cc_version=2.1.197.1c0; cc_entrypoint=cli;{beneath}"
-    blocks = [{"type": "text", "text": each} for each in (bill, "Be brief.", "Be exact.")]
+    blocks = [{"type": "text", "text": text} for text in (bill, "Be brief.", "Be exact.")]
     assert _conversation(_body(system=blocks)).messages[0].content == "Be brief.\nBe exact."
     one_block = [{"type": "text", "text": f"{bill}\nBe brief."}]
     assert "Be brief." in _conversation(_body(system=one_block)).messages[0].content

@@ -87,7 +87,7 @@ def test_addresses_of_own_networks_may_not_be_called(monkeypatch: pytest.MonkeyP
         "utun0": [address("8.8.8.8", "0.0.0.0"), address("9.9.9.9", None)],
     }
     monkeypatch.setattr(addresses.psutil, "net_if_addrs", lambda: interfaces)
-    for each in (
+    for item in (
         "93.184.215.200",
         "::ffff:93.184.215.200",
         "64:ff9b::5db8:d7c8",
@@ -95,16 +95,16 @@ def test_addresses_of_own_networks_may_not_be_called(monkeypatch: pytest.MonkeyP
         "8.8.8.8",
         "9.9.9.9",
     ):
-        assert not may_call(each), each
-    for each in ("93.184.216.1", "2606:4700:4700:1::1", "8.8.4.4", "9.9.9.10"):
-        assert may_call(each), each
+        assert not may_call(item), item
+    for item in ("93.184.216.1", "2606:4700:4700:1::1", "8.8.4.4", "9.9.9.10"):
+        assert may_call(item), item
 
 
 def test_networks_of_this_machine() -> None:
     networks = own_networks()
     assert ip_network("127.0.0.0/8") in networks
-    for each in psutil.net_if_addrs().values():
-        for found in each:
+    for if_addr in psutil.net_if_addrs().values():
+        for found in if_addr:
             if found.family.name in ("AF_INET", "AF_INET6"):
                 address = ip_address(found.address.partition("%")[0])
                 assert any(address in network for network in networks)

@@ -53,14 +53,14 @@ DOCS = Path(__file__).parents[4] / "docs"
 
 
 def _known(place: Place) -> set[str]:
-    return {each.name for each in PARAMETERS if place in each.places}
+    return {parameter.name for parameter in PARAMETERS if place in parameter.places}
 
 
 def _openai_messages() -> set[str]:
     """Of every role but `function`, which is refused as a role."""
     roles = ("Assistant", "Developer", "System", "Tool", "User")
-    kinds = [getattr(openai.types.chat, f"ChatCompletion{each}MessageParam") for each in roles]
-    return {name for each in kinds for name in each.__annotations__}
+    kinds = [getattr(openai.types.chat, f"ChatCompletion{role}MessageParam") for role in roles]
+    return {name for kind in kinds for name in kind.__annotations__}
 
 
 def _openai_parts() -> set[str]:
@@ -69,7 +69,7 @@ def _openai_parts() -> set[str]:
         for name in dir(openai.types.chat)
         if name.startswith("ChatCompletionContentPart") and name.endswith("Param")
     ]
-    return {name for each in kinds for name in getattr(each, "__annotations__", ())}
+    return {name for kind in kinds for name in getattr(kind, "__annotations__", ())}
 
 
 OPENAI: dict[Place, set[str]] = {
@@ -89,18 +89,18 @@ def _mlx_lm() -> set[str]:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_table_has_each_parameter_once(place: Place) -> None:
-    names = Counter(each.name for each in PARAMETERS if place in each.places)
+    names = Counter(parameter.name for parameter in PARAMETERS if place in parameter.places)
     assert [name for name, count in names.items() if count > 1] == []
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_body_has_fields_of_table(place: Place) -> None:
     fields = {
-        each.name: get_args(each.type)[0] if get_origin(each.type) is Annotated else each.type
-        for each in msgspec.structs.fields(BODIES[place])
+        field.name: get_args(field.type)[0] if get_origin(field.type) is Annotated else field.type
+        for field in msgspec.structs.fields(BODIES[place])
     }
-    done = {each.name for each in parameters_at(place, "done")}
-    refused = {each.name for each in parameters_at(place, "refused")}
+    done = {parameter.name for parameter in parameters_at(place, "done")}
+    refused = {parameter.name for parameter in parameters_at(place, "refused")}
     assert fields.keys() == done | refused
     assert {fields[name] for name in refused} <= {Raw}
 
@@ -123,7 +123,7 @@ def test_ollama_knows_no_others() -> None:
 
 
 def test_the_harmless_say_why() -> None:
-    assert all(each.note for place in PLACES for each in parameters_at(place, "harmless"))
+    assert all(parameter.note for place in PLACES for parameter in parameters_at(place, "harmless"))
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ async def test_picture_too_large() -> None:
 async def test_pictures_too_large_together() -> None:
     most = png(RED) + bytes(MOST_PICTURE_BYTES - 2000)
     sources = [
-        Source(data_url(each), f"picture {place}") for place, each in enumerate([most, most])
+        Source(data_url(data), f"picture {place}") for place, data in enumerate([most, most])
     ]
     with pytest.raises(Refusal) as refused:
         await PictureReader().read(sources, CLOSED, _share())
@@ -118,8 +118,8 @@ async def test_files_outside_folders_are_refused(folder: Path) -> None:
     (folder.parent / "shown too").mkdir()
     (folder.parent / "shown too" / "a.png").write_bytes(png(GREEN))
     words = {
-        await _refused(f"{folder}/{each}", _open(folder))
-        for each in ("link.png", "loop.png", "none.png", "../hidden.png", "../shown too/a.png")
+        await _refused(f"{folder}/{text}", _open(folder))
+        for text in ("link.png", "loop.png", "none.png", "../hidden.png", "../shown too/a.png")
     }
     words.add(await _refused("/etc/passwd", _open(folder)))
     words.add(await _refused(f"file://{folder}/%2e%2e/hidden.png", _open(folder)))

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gateway.http.generation import remote_pictures as remote
-from gateway.http.generation.remote_pictures import Remote
+from gateway.http.generation.remote_pictures import RemotePictures
 from gateway.http.wire.errors import PictureError
 from tests.support.pictures import RED, png
 
@@ -64,7 +64,7 @@ def _anywhere(_address: str) -> bool:
     return True
 
 
-async def _refused(fetcher: Remote, url: str, deadline_s: float = LONG_S) -> str:
+async def _refused(fetcher: RemotePictures, url: str, deadline_s: float = LONG_S) -> str:
     with pytest.raises(PictureError) as refused:
         await fetcher.fetch(url, MOST_BYTES, deadline_s)
     return str(refused.value)
@@ -72,7 +72,7 @@ async def _refused(fetcher: Remote, url: str, deadline_s: float = LONG_S) -> str
 
 async def test_remote_picture_is_fetched(server: Server) -> None:
     server.answers["/a.png?b=1"] = _answer(png(RED))
-    fetcher = Remote(_anywhere)
+    fetcher = RemotePictures(_anywhere)
     url = server.url("/a.png?b=1", "localhost")
     assert await fetcher.fetch(url, MOST_BYTES, LONG_S) == png(RED)
     head = server.asked[0].lower()
@@ -85,7 +85,7 @@ async def test_remote_picture_is_fetched(server: Server) -> None:
 )
 async def test_loopback_is_refused(server: Server, host: str) -> None:
     server.answers["/a.png"] = _answer(png(RED))
-    refused = await _refused(Remote(), server.url("/a.png", host))
+    refused = await _refused(RemotePictures(), server.url("/a.png", host))
     assert "not an address of the internet" in refused or "can't be fetched" in refused
     assert server.asked == []
 
@@ -95,22 +95,24 @@ async def test_names_of_loopback_are_refused(
 ) -> None:
     found = [(2, 1, 6, "", (address, 80)) for address in ("1.1.1.1", "127.0.0.1")]
     monkeypatch.setattr(remote.socket, "getaddrinfo", lambda *_args, **_options: found)
-    assert "not an address of the internet" in await _refused(Remote(), "http://rebinds.example/a")
+    assert "not an address of the internet" in await _refused(
+        RemotePictures(), "http://rebinds.example/a"
+    )
     assert server.asked == []
 
 
 async def test_redirections_are_followed(server: Server) -> None:
     server.answers["/a"] = _answer(b"", "302 Found", "Location: /b.png")
     server.answers["/b.png"] = _answer(png(RED))
-    assert await Remote(_anywhere).fetch(server.url("/a"), MOST_BYTES, LONG_S) == png(RED)
+    assert await RemotePictures(_anywhere).fetch(server.url("/a"), MOST_BYTES, LONG_S) == png(RED)
     server.answers["/round"] = _answer(b"", "302 Found", "Location: /round")
-    assert "redirected" in await _refused(Remote(_anywhere), server.url("/round"))
+    assert "redirected" in await _refused(RemotePictures(_anywhere), server.url("/round"))
 
 
 async def test_redirection_to_loopback_is_refused(server: Server) -> None:
     """The first address is taken for a public one; the second is looked at, too."""
     server.answers["/a"] = _answer(b"", "302 Found", f"Location: {server.url('/b', '127.0.0.2')}")
-    fetcher = Remote(lambda address: address == "127.0.0.1")
+    fetcher = RemotePictures(lambda address: address == "127.0.0.1")
     assert "127.0.0.2 is not an address" in await _refused(fetcher, server.url("/a"))
     assert len(server.asked) == 1
     server.answers["/c"] = _answer(b"", "302 Found", "Location: file:///etc/passwd")
@@ -137,12 +139,14 @@ async def test_answers_that_are_no_picture_are_refused(
     server: Server, answer: bytes, reason: str
 ) -> None:
     server.answers["/a.png"] = answer
-    assert reason in await _refused(Remote(_anywhere), server.url("/a.png"))
+    assert reason in await _refused(RemotePictures(_anywhere), server.url("/a.png"))
 
 
 async def test_slow_picture_is_refused(server: Server) -> None:
     """It sends something, and then no more."""
-    assert "did not come within" in await _refused(Remote(_anywhere), server.url("/slow"), 1.0)
+    assert "did not come within" in await _refused(
+        RemotePictures(_anywhere), server.url("/slow"), 1.0
+    )
 
 
 @pytest.mark.parametrize(
@@ -163,4 +167,4 @@ async def test_slow_picture_is_refused(server: Server) -> None:
     ],
 )
 async def test_invalid_address_is_refused(url: str, reason: str) -> None:
-    assert reason in await _refused(Remote(_anywhere), url)
+    assert reason in await _refused(RemotePictures(_anywhere), url)

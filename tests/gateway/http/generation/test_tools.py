@@ -41,7 +41,7 @@ def _schema(parameters: Any) -> dict[str, Any]:
 
 
 def _allowed(mode: str, *names: str) -> dict[str, Any]:
-    tools = [_named(each) for each in names]
+    tools = [_named(name) for name in names]
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
 
 
@@ -72,7 +72,7 @@ def test_choices_of_tool(choice: Any, mode: str, name: str | None, left: list[st
     tools = _tools([WEATHER, CLOCK], tool_choice=choice, parallel_tool_calls=False)
     assert tools is not None
     assert (tools.choice, tools.name, tools.parallel) == (mode, name, False)
-    assert [each["function"]["name"] for each in json.loads(tools.definitions)] == left
+    assert [load["function"]["name"] for load in json.loads(tools.definitions)] == left
 
 
 @pytest.mark.parametrize(

@@ -51,8 +51,8 @@ def _format(
 
 
 def _chunks(events: bytes) -> list[ChatCompletionChunk]:
-    lines = [each.removeprefix("data: ") for each in events.decode().split("\n\n") if each]
-    return [ChatCompletionChunk.model_validate(json.loads(each)) for each in lines]
+    lines = [word.removeprefix("data: ") for word in events.decode().split("\n\n") if word]
+    return [ChatCompletionChunk.model_validate(json.loads(line)) for line in lines]
 
 
 def _whole(form: ChatFormat, parts: list[AnswerPart], reason: FinishReason) -> ChatCompletion:
@@ -63,7 +63,7 @@ def _whole(form: ChatFormat, parts: list[AnswerPart], reason: FinishReason) -> C
 def _assembled(chunks: list[ChatCompletionChunk]) -> dict[str, Any]:
     """As clients put an answer together."""
     found: dict[str, Any] = {"content": "", "reasoning": "", "calls": {}}
-    for choice in (choice for each in chunks for choice in each.choices):
+    for choice in (choice for chunk in chunks for choice in chunk.choices):
         found["content"] += choice.delta.content or ""
         found["reasoning"] += getattr(choice.delta, "reasoning_content", None) or ""
         for call in choice.delta.tool_calls or ():
@@ -90,9 +90,12 @@ def test_streamed_and_whole_are_the_same(step: int) -> None:
     assert message.reasoning_content == message.reasoning == "Hm."
     found = _assembled(chunks)
     assert (found["content"], found["reasoning"]) == (message.content, "Hm.")
-    calls = [[each.id, each.function.name, each.function.arguments] for each in message.tool_calls]
+    calls = [
+        [tool_call.id, tool_call.function.name, tool_call.function.arguments]
+        for tool_call in message.tool_calls
+    ]
     assert list(found["calls"].values()) == calls
-    assert [each[1:] for each in calls] == [["weather", '{"city": "Rome"}'], ["clock", "{}"]]
+    assert [call[1:] for call in calls] == [["weather", '{"city": "Rome"}'], ["clock", "{}"]]
     assert calls[0][0] != calls[1][0]
 
 

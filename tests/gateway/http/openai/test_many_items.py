@@ -60,7 +60,7 @@ def test_system_messages_are_joined_once() -> None:
         return conversation
 
     messages = read().messages
-    assert [each.role for each in messages] == ["system", "user"]
+    assert [message.role for message in messages] == ["system", "user"]
     assert messages[0].content.startswith("rule 0\n\nrule 1\n\n")
     assert messages[0].content.endswith("rule 499\n\nthe last")
     assert _joins(read, "\n\n") == 1
@@ -88,7 +88,7 @@ def test_results_find_their_calls() -> None:
 
     few, many = conversation(100), conversation(400)
     written = read(many)
-    assert {each.tool_call_id for each in written[400:800]} == {None}
+    assert {message.tool_call_id for message in written[400:800]} == {None}
     assert written[800].tool_call_id == "call_400"
     growth = _lines(lambda: read(many)) / _lines(lambda: read(few))
     assert growth < 5

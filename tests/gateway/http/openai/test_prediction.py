@@ -43,5 +43,5 @@ def test_prediction_may_be_missing(fields: dict[str, Any]) -> None:
 
 def test_every_choice_gets_prediction() -> None:
     generate = _message(prediction={"type": "content", "content": "Hello"}, n=3)
-    tasks = [each.task for each in answers_to(generate, 3, Terms(deadline_s=1.0), 0.0)]
-    assert [each.prediction for each in tasks if isinstance(each, Generate)] == ["Hello"] * 3
+    tasks = [answer.task for answer in answers_to(generate, 3, Terms(deadline_s=1.0), 0.0)]
+    assert [task.prediction for task in tasks if isinstance(task, Generate)] == ["Hello"] * 3

@@ -83,7 +83,7 @@ def test_first_system_messages_are_joined() -> None:
         {"role": "system", "content": "Now in French."},
         instructions="Be brief.",
     )
-    assert [(each.role, each.content) for each in found] == [
+    assert [(message.role, message.content) for message in found] == [
         ("system", "Be brief.\n\nUse tools."),
         ("user", "Hi"),
         ("system", "Now in French."),
@@ -114,7 +114,7 @@ def test_thoughts_among_the_parts_of_an_assistant(part: dict[str, str]) -> None:
 @pytest.mark.parametrize("text", ["gAAAA==", "not base64", "YWJj"])
 def test_reasoning_that_another_server_sealed_is_not_read(text: str) -> None:
     found = _messages({**THOUGHT, "content": None, "encrypted_content": text}, CALL)
-    assert [each.reasoning for each in found] == [None]
+    assert [message.reasoning for message in found] == [None]
 
 
 def test_pictures_stand_where_they_stood() -> None:
@@ -175,7 +175,7 @@ def test_stored_items_have_types_and_ids() -> None:
         "content": [{"type": "input_text", "text": "Hi"}],
     }
     items = own_items(_items({"role": "assistant", "content": "Yes"}, CALL, RESULT), "abc")
-    assert [each.id for each in items] == ["msg_abc0000", "fc_abc0001", "fco_abc0002"]
+    assert [item.id for item in items] == ["msg_abc0000", "fc_abc0001", "fco_abc0002"]
     assert decode_items(msgspec.json.encode(items), Share(ByteBudget(1 << 20))) == items
     assert own_items(None, "abc") == []
 
@@ -222,7 +222,7 @@ def test_tools_and_choices() -> None:
     allowed = {"type": "allowed_tools", "mode": "auto", "tools": [clock]}
     some = tools(_body(tools=[WEATHER, clock], tool_choice=allowed), NOTHING)
     assert some is not None
-    assert [each["function"]["name"] for each in json.loads(some.definitions)] == ["clock"]
+    assert [load["function"]["name"] for load in json.loads(some.definitions)] == ["clock"]
 
 
 @pytest.mark.parametrize(

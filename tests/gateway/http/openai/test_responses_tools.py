@@ -98,15 +98,15 @@ def test_tools_that_nobody_here_can_run_are_none() -> None:
 
 def test_response_shows_tools_that_run_here() -> None:
     shown = _shown(*HOSTED, CUSTOM, NAMESPACE, SEARCH, SHELL, CLOCK)
-    assert [each["type"] for each in shown] == [
+    assert [item["type"] for item in shown] == [
         "custom",
         "namespace",
         "tool_search",
         "local_shell",
         "function",
     ]
-    for each in shown:
-        TypeAdapter(Tool).validate_python(each, strict=True)
+    for item in shown:
+        TypeAdapter(Tool).validate_python(item, strict=True)
     assert shown[0]["format"] == GRAMMAR
     assert shown[1]["tools"][0] == {**MEMBER, "description": None, "strict": False}
     assert shown[4] == {**CLOCK, "strict": False}
@@ -188,14 +188,14 @@ RAN = {"type": "local_shell_call_output", "id": "d", "output": "a.txt"}
 
 def test_calls_of_every_kind_and_their_results() -> None:
     rendered = _rendered(USER, PATCH, PATCHED, FIND, FOUND, RUN, RAN)
-    calls = [call for each in rendered.messages for call in each.tool_calls]
+    calls = [call for message in rendered.messages for call in message.tool_calls]
     assert calls == [
         CalledTool("a", "apply_patch", '{"input":"x\\"\\n"}'),
         CalledTool("c", "tool_search", '{"query":"weather"}'),
         CalledTool("d", "local_shell", '{"type":"exec","command":["ls"],"env":{}}'),
     ]
-    results = [each for each in rendered.messages if each.role == "tool"]
-    assert [each.tool_call_id for each in results] == ["a", "c", "d"]
+    results = [chat_message for chat_message in rendered.messages if chat_message.role == "tool"]
+    assert [result.tool_call_id for result in results] == ["a", "c", "d"]
     assert results[0].content == "Done"
     assert '"name":"mcp__w__weather"' in results[1].content
     assert results[2].content == "a.txt"
@@ -216,10 +216,10 @@ def test_tools_that_are_found_later_leave_the_prompt_as_it_was() -> None:
 def test_tools_in_items_of_the_beginning_are_tools() -> None:
     brought = {"type": "additional_tools", "role": "developer", "tools": [CUSTOM]}
     first = _rendered(brought, {"role": "developer", "content": "Rules"}, USER)
-    assert [each.role for each in first.messages] == ["system", "user"]
+    assert [message.role for message in first.messages] == ["system", "user"]
     assert list(_functions(_body(), first.tools)) == ["apply_patch"]
     later = _rendered(USER, brought)
-    assert [each.role for each in later.messages] == ["user", "system"]
+    assert [chat_message.role for chat_message in later.messages] == ["user", "system"]
     offered = tools(_body(), later.tools)
     assert offered is not None
     assert (offered.definitions, len(offered.known)) == ("[]", 1)
@@ -228,7 +228,7 @@ def test_tools_in_items_of_the_beginning_are_tools() -> None:
 def test_pictures_in_results_are_shown_behind_them() -> None:
     items = (USER, PATCH, LOOK, LOOKED, PATCHED, {"role": "assistant", "content": "Nice"})
     rendered = _rendered(*items, pictures=(b"png",))
-    assert [each.role for each in rendered.messages] == [
+    assert [message.role for message in rendered.messages] == [
         "user",
         "assistant",
         "tool",
@@ -264,10 +264,10 @@ UNKNOWN: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("item", UNKNOWN, ids=lambda each: each["type"])
+@pytest.mark.parametrize("item", UNKNOWN, ids=lambda element: element["type"])
 def test_unknown_item_is_skipped(item: dict[str, Any]) -> None:
     rendered = _rendered(USER, item, {"role": "user", "content": "More"})
-    assert [each.content for each in rendered.messages] == ["Go", "More"]
+    assert [message.content for message in rendered.messages] == ["Go", "More"]
 
 
 def test_message_of_other_agent_is_users_message() -> None:
@@ -280,7 +280,7 @@ def test_a_summary_stands_for_what_it_sums_up() -> None:
     summary = {"type": "compaction", "encrypted_content": sealed("They went.")}
     items = (USER, {"role": "assistant", "content": "Going"}, PATCH, PATCHED, summary, USER)
     decoded = msgspec.json.decode(json.dumps(items), type=list[ItemBody])
-    left, names = without_superseded(decoded, [str(each) for each in range(6)])
+    left, names = without_superseded(decoded, [str(index) for index in range(6)])
     assert names == ["0", "4", "5"]
     conversation = ConversationBuilder(vision=True)
     converse(None, left, names, conversation)
@@ -299,7 +299,7 @@ def test_a_summary_stands_for_what_it_sums_up() -> None:
 @given(text=st.text(), cuts=st.lists(st.integers(0, 200), max_size=6), ascii_only=st.booleans())
 def test_input_arrives_piece_by_piece(text: str, cuts: list[int], ascii_only: bool) -> None:
     arguments = json.dumps({"input": text}, ensure_ascii=ascii_only)
-    places = [0, *sorted(min(each, len(arguments)) for each in cuts), len(arguments)]
+    places = [0, *sorted(min(cut, len(arguments)) for cut in cuts), len(arguments)]
     written = WrittenInput()
     pieces = [written.add(arguments[begin:end]) for begin, end in itertools.pairwise(places)]
     assert "".join(pieces) == written.text == text

@@ -94,8 +94,8 @@ def _request() -> Request:
 
 def _events(data: bytes) -> list[Any]:
     found = []
-    for each in data.removesuffix(DONE).decode().split("\n\n")[:-1]:
-        kind, text = each.split("\n")
+    for word in data.removesuffix(DONE).decode().split("\n\n")[:-1]:
+        kind, text = word.split("\n")
         event = EVENT.validate_python(json.loads(text.removeprefix("data: ")))
         assert kind == f"event: {event.type}"
         found.append(event)
@@ -126,7 +126,7 @@ def _whole(
 
 def test_whole_response_is_valid() -> None:
     response = _whole(PARTS, "tool_calls")
-    assert [each.type for each in response.output] == [
+    assert [item.type for item in response.output] == [
         "reasoning",
         "message",
         "function_call",
@@ -138,7 +138,7 @@ def test_whole_response_is_valid() -> None:
     assert message.status == "completed"
     assert (first.name, first.arguments, second.arguments) == ("weather", '{"city": "Rome"}', "{}")
     assert first.call_id != second.call_id
-    assert len({each.id for each in response.output}) == 4
+    assert len({item.id for item in response.output}) == 4
     assert (response.status, response.usage.total_tokens) == ("completed", 15)
     assert response.usage.input_tokens_details.cached_tokens == 4
     assert response.usage.output_tokens_details.reasoning_tokens == 2
@@ -147,7 +147,7 @@ def test_whole_response_is_valid() -> None:
 
 
 def test_the_order_of_events() -> None:
-    kinds = [each.type.removeprefix("response.") for each in _streamed(PARTS, "tool_calls")]
+    kinds = [item.type.removeprefix("response.") for item in _streamed(PARTS, "tool_calls")]
     assert kinds == [
         "created",
         "in_progress",
@@ -196,7 +196,7 @@ def test_streamed_and_whole_are_the_same(
 ) -> None:
     parts = [*parts, *(ToolCall(number, "{}", "f") for number in range(calls))]
     events = _streamed(parts, reason, first_number=7)
-    assert [each.sequence_number for each in events] == list(range(7, 7 + len(events)))
+    assert [event.sequence_number for event in events] == list(range(7, 7 + len(events)))
     last = events[-1]
     assert last.type == ("response.incomplete" if reason == "length" else "response.completed")
     assert len(last.response.output) >= 1
@@ -204,17 +204,17 @@ def test_streamed_and_whole_are_the_same(
 
     def shown(response: Response) -> list[object]:
         return [
-            (each.type, each.id, each.status, getattr(each, "arguments", None))
-            for each in response.output
+            (item.type, item.id, item.status, getattr(item, "arguments", None))
+            for item in response.output
         ]
 
     assert shown(last.response) == shown(whole)
     assert last.response.output_text == whole.output_text
     # What clients put together of deltas is what the last event has.
-    items = [each.item.id for each in events if each.type == "response.output_item.done"]
-    assert items == [each.id for each in whole.output]
-    deltas = [each for each in events if each.type == "response.output_text.delta"]
-    assert "".join(each.delta for each in deltas) == whole.output_text
+    items = [event.item.id for event in events if event.type == "response.output_item.done"]
+    assert items == [element.id for element in whole.output]
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    assert "".join(delta.delta for delta in deltas) == whole.output_text
 
 
 def test_an_answer_that_its_limit_cuts() -> None:
@@ -235,7 +235,7 @@ def test_a_stream_that_fails(opened: bool) -> None:
         data = form.opening(0) + form.piece(0, AnswerPiece((Text("Half"),), None, None))
     events = _events(data + form.failed(Refusal("worker_crashed", "Two workers died.")))
     assert [events[0].type, events[-1].type] == ["response.created", "response.failed"]
-    assert [each.sequence_number for each in events] == list(range(len(events)))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
     error = events[-1].response.error
     assert (error.code, error.type) == ("server_error", "worker_crashed")
     assert events[-1].response.status == "failed"
@@ -244,11 +244,11 @@ def test_a_stream_that_fails(opened: bool) -> None:
 def test_log_probabilities_go_with_their_texts() -> None:
     token = TokenLogprob(b"Hi", -0.5, (Alternative(b"Ho", -1.0),))
     events = _streamed([Reasoning("x"), Text("Hi"), Logprobs((token,))])
-    done = next(each for each in events if each.type == "response.output_text.done")
-    assert [each.token for each in done.logprobs] == ["Hi"]
+    done = next(event for event in events if event.type == "response.output_text.done")
+    assert [logprob.token for logprob in done.logprobs] == ["Hi"]
     assert done.logprobs[0].top_logprobs[0].token == "Ho"
     (part,) = events[-1].response.output[-1].content
-    assert [each.logprob for each in part.logprobs] == [-0.5]
+    assert [logprob.logprob for logprob in part.logprobs] == [-0.5]
 
 
 def test_reasoning_is_sealed_for_clients_that_ask() -> None:
@@ -277,7 +277,7 @@ def test_mailbox_ends_response(code: Any, known: str) -> None:
     cancelled = family.cancellation(queued)
     assert (cancelled.status, json.loads(cancelled.body)["status"]) == ("cancelled", "cancelled")
     begun = _events(family.first_events(queued, 0))
-    assert [each.type for each in begun] == ["response.created", "response.queued"]
+    assert [item.type for item in begun] == ["response.created", "response.queued"]
 
 
 CALLS: list[AnswerPart] = [
@@ -311,12 +311,12 @@ def test_calls_of_other_kinds_are_written() -> None:
         {"query": "x"},
     )
     assert (shell.type, shell.action.command) == ("local_shell_call", ["ls"])
-    assert len({each.call_id for each in (patch, look, draw, search, shell)}) == 5
+    assert len({item.call_id for item in (patch, look, draw, search, shell)}) == 5
 
 
 def test_events_of_calls_of_other_kinds() -> None:
     events = _streamed(CALLS, "tool_calls")
-    kinds = [each.type.removeprefix("response.") for each in events]
+    kinds = [event.type.removeprefix("response.") for event in events]
     assert kinds[2:7] == [
         "output_item.added",
         "custom_tool_call_input.delta",
@@ -333,10 +333,10 @@ def test_events_of_calls_of_other_kinds() -> None:
     ]
     assert kinds[15:] == ["output_item.added", "output_item.done"] * 2 + ["completed"]
     whole = _whole(CALLS, "tool_calls")
-    assert [each.to_dict() for each in events[-1].response.output] == [
-        each.to_dict() for each in whole.output
+    assert [item.to_dict() for item in events[-1].response.output] == [
+        item.to_dict() for item in whole.output
     ]
-    deltas = [each.delta for each in events if each.type.endswith("call_input.delta")]
+    deltas = [event.delta for event in events if event.type.endswith("call_input.delta")]
     assert deltas == ["*** ", "Begin\n", "o"]
 
 

@@ -27,7 +27,7 @@ def _fleet(card: CardMemory | None, *workers: Footprint | None) -> Any:
             card=card,
             footprint=Footprint(GB, None),
         ),
-        workers=[SimpleNamespace(memory=SimpleNamespace(footprint=each)) for each in workers],
+        workers=[SimpleNamespace(memory=SimpleNamespace(footprint=worker)) for worker in workers],
         spares=[],
         scheduler=SimpleNamespace(ledger=ledger),
     )

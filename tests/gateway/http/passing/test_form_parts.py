@@ -26,7 +26,7 @@ FILE = b'Content-Disposition: form-data; name="file"; filename="%b"\r\nContent-T
 
 
 def form(*parts: tuple[bytes, bytes], end: bytes = b"--B--\r\n") -> bytes:
-    return b"".join(b"--B\r\n%b\r\n\r\n%b\r\n" % each for each in parts) + end
+    return b"".join(b"--B\r\n%b\r\n\r\n%b\r\n" % part for part in parts) + end
 
 
 CHEAP = (MODEL, b"cheap")
@@ -177,9 +177,9 @@ def test_other_fields_that_name_a_model_are_refused() -> None:
         with pytest.raises(Refusal, match=name):
             set_model({"model": Raw(b"1"), name: Raw(b"2")}, "m")
     check_query(b"api-version=1&modes=2&x=model", operator=True)
-    for each in (b"model=x", b"a=b&Model=x", b"a;model=x", b"%6dodel=x", b"model[]=x", b"model"):
+    for data in (b"model=x", b"a=b&Model=x", b"a;model=x", b"%6dodel=x", b"model[]=x", b"model"):
         with pytest.raises(Refusal, match="model"):
-            check_query(each, operator=True)
+            check_query(data, operator=True)
 
 
 def test_unknown_fields_pass_for_operators_alone() -> None:
@@ -189,14 +189,14 @@ def test_unknown_fields_pass_for_operators_alone() -> None:
     assert unknown([*known, *odd], ["engines"]) == {*odd}
     check_query(b"", operator=False)
     check_query(b"api-version=1&beta=true", operator=False)
-    for each in (b"model%00x=1", b"mo%u0064el=1", b"route=1", b"beta=1&key=2"):
-        check_query(each, operator=True)
+    for data in (b"model%00x=1", b"mo%u0064el=1", b"route=1", b"beta=1&key=2"):
+        check_query(data, operator=True)
         with pytest.raises(Refusal, match="isn't passed on"):
-            check_query(each, operator=False)
+            check_query(data, operator=False)
 
 
 def _fields(params: type) -> set[str]:
-    return {name for each in params.__mro__ for name in getattr(each, "__annotations__", ())}
+    return {name for kind in params.__mro__ for name in getattr(kind, "__annotations__", ())}
 
 
 @pytest.mark.parametrize(

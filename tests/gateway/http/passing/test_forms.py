@@ -69,8 +69,8 @@ async def test_large_forms_leave_room_for_small_forms(tmp_path: Path) -> None:
     small, share = _come(files, form(CHEAP))
     await small.model()
     await small.read()
-    for each in (*shares, share):
-        each.release()
+    for item in (*shares, share):
+        item.release()
     assert files.budget.left_bytes == files.budget.total_bytes - len(BODY) // 2
 
 

@@ -113,7 +113,7 @@ async def test_event_is_sent_before_the_next_is_made() -> None:
         pieces = response.aiter_text()
         assert await anext(pieces) == "data: 1\n\n"
         seen.set()
-        assert "".join([each async for each in pieces]) == "data: 2\n\n"
+        assert "".join([piece async for piece in pieces]) == "data: 2\n\n"
 
 
 async def test_broken_stream_ends_with_error_event() -> None:

@@ -179,7 +179,7 @@ async def test_the_admin_key_alone_is_for_operators(world: World) -> None:
         )
         answer = await world.client.post(path, headers=world.admin)
         account = answer.json()
-        assert (account["admin"], {account[each] for each in ("name", "key", "owner")}) == (
+        assert (account["admin"], {account[name] for name in ("name", "key", "owner")}) == (
             True,
             {"admin"},
         )
@@ -233,7 +233,7 @@ async def test_a_key_that_reads_reads_and_does_nothing_else(world: World) -> Non
             else:
                 assert answer.status_code == 403, (method, path)
                 assert "only reads" in answer.text
-    assert got == {*(("GET", each) for each in READ), *OPEN}
+    assert got == {*(("GET", text) for text in READ), *OPEN}
 
 
 @pytest.mark.parametrize(
@@ -324,7 +324,7 @@ async def test_a_name_that_is_given_again_is_another_owner(world: World) -> None
         await world.keys.revoke("laptop")
     assert owners[0] != owners[1]
     again = await world.add("laptop", tpm=100)
-    assert not any(world.keys.opens(each) for each in owners)
+    assert not any(world.keys.opens(owner) for owner in owners)
     world.keys.spend(owners[0], Usage(90, 20))
     assert (await world.client.post(WORK, headers=again)).status_code == 200
     assert world.keys.used()["laptop"][0].prompt_tokens == 90, "accounts go by names"
@@ -393,8 +393,8 @@ async def test_replaced_admin_key_ends_stream(world: World) -> None:
         await world.streams.acquire()
     world.state_dir.admin_key_path.unlink()
     await world.keys.look()
-    for each in following[:2]:
-        assert "The admin key was replaced" in (await each).text
+    for task in following[:2]:
+        assert "The admin key was replaced" in (await task).text
     assert not following[2].done()
     again = asyncio.create_task(world.client.get("/admin?wait=stream", headers=world.admin))
     await world.streams.acquire()

@@ -78,7 +78,9 @@ LINK = {
 
 
 def _link_refused(*, opens_page: bool = True, **changes: str) -> bool:
-    headers = Headers({**LINK, **{name.replace("_", "-"): each for name, each in changes.items()}})
+    headers = Headers(
+        {**LINK, **{name.replace("_", "-"): change for name, change in changes.items()}}
+    )
     reason = complaint(headers, http_1_0=False, hosts=(), origins=(), opens_page=opens_page)
     return reason is not None
 

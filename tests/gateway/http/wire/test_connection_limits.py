@@ -109,8 +109,8 @@ def test_no_place_ever_has_more_than_its_bound(steps: list[tuple[int, str | None
             if place in (Place.FULL, Place.PROBE):
                 networks[connection] = network
         assert len(table) == len(networks), number
-        for each in ("x", "y"):
-            assert list(networks.values()).count(each) <= 2
+        for text in ("x", "y"):
+            assert list(networks.values()).count(text) <= 2
 
 
 @pytest.mark.parametrize(

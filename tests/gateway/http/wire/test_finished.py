@@ -43,7 +43,7 @@ def test_last_requests_are_listed_and_all_are_counted(most: int, ended: int, ask
     for number in range(ended):
         finished.add(_finished(str(number)))
     newest = [str(number) for number in reversed(range(ended))]
-    assert [each.id for each in finished.recent(asked)] == newest[: min(most, asked)]
+    assert [request.id for request in finished.recent(asked)] == newest[: min(most, asked)]
     assert finished.count == ended
 
 
@@ -57,7 +57,7 @@ def test_phases_begin_at_arrival() -> None:
     timing.sent(108.0)
     timing.enter("tokens", 109.0)
     timing.last_token_at = 111.0
-    moments = [(each.kind, each.begin_s, each.end_s) for each in _phases(timing)]
+    moments = [(phase.kind, phase.begin_s, phase.end_s) for phase in _phases(timing)]
     assert moments == [
         ("prefill", 2.0, 4.0),
         ("tokens", 4.0, 6.0),

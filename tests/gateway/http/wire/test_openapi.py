@@ -28,7 +28,7 @@ def test_document_has_every_route() -> None:
 
 
 def test_document_names_each_operation_once(document: dict[str, Any]) -> None:
-    names = [each["operationId"] for path in document["paths"].values() for each in path.values()]
+    names = [item["operationId"] for path in document["paths"].values() for item in path.values()]
     assert len(names) == len(set(names)) == len(ROUTES)
 
 
@@ -50,7 +50,7 @@ def test_bodies_are_those_that_are_decoded(document: dict[str, Any]) -> None:
 
 def test_a_number_of_a_query_has_its_bounds(document: dict[str, Any]) -> None:
     parameters = document["paths"]["/admin/v1/events"]["get"]["parameters"]
-    schemas = {each["name"]: each["schema"] for each in parameters}
+    schemas = {parameter["name"]: parameter["schema"] for parameter in parameters}
     assert schemas["recent"] == {"type": "integer", "minimum": 0, "maximum": 999_999_999}
 
 

@@ -51,7 +51,7 @@ def test_a_slash_at_the_end_is_no_id() -> None:
 
     def taken(path: str) -> bool:
         scope = {"type": "http", "method": "POST", "path": path}
-        return any(each.matches(scope)[0] is not Match.NONE for each in ROUTES)
+        return any(route.matches(scope)[0] is not Match.NONE for route in ROUTES)
 
     assert taken(path)
     assert taken(f"{path}/an/id")

@@ -50,7 +50,7 @@ async def _text(request: Request) -> str:
     text = ""
     while True:
         piece = await asyncio.wait_for(request.next_piece(), 60)
-        text += "".join(each.text for each in piece.parts if isinstance(each, Text))
+        text += "".join(part.text for part in piece.parts if isinstance(part, Text))
         if piece.finish_reason is not None:
             return text
 
@@ -93,7 +93,7 @@ async def test_orders_wait_until_successor_serves() -> None:
     relay.cancel(running)
     relay.spend("key", _END)
     relay.open(sent.append)
-    assert [type(each) for each in sent] == [Submitted, Cancelled, Spent]
+    assert [type(message) for message in sent] == [Submitted, Cancelled, Spent]
     assert sent[1] == Cancelled(number)
     # Nobody reads that one any more.
     assert len(relay) == 1
@@ -107,8 +107,8 @@ async def test_orders_wait_until_successor_serves() -> None:
 async def test_undo_returns_orders_in_order() -> None:
     relay = Relay()
     running, late, gone = _request("a"), _request("b"), _request("c")
-    for each in (running, gone):
-        relay.add(each)
+    for request in (running, gone):
+        relay.add(request)
     relay.submit("m", late)
     relay.cancel(gone)
     relay.spend("key", _END)
@@ -135,11 +135,11 @@ async def test_refusal_ends_relayed_request() -> None:
 
 async def test_refuse_all_ends_every_request() -> None:
     relay = Relay()
-    requests = [_request(str(each)) for each in range(3)]
-    for each in requests:
-        relay.add(each)
+    requests = [_request(str(index)) for index in range(3)]
+    for request in requests:
+        relay.add(request)
     relay.refuse_all(Refusal("shutting_down", "It is gone."))
-    assert all(each.over for each in requests)
+    assert all(request.over for request in requests)
     assert len(relay) == 0
 
 
@@ -175,8 +175,8 @@ async def test_vectors_survive_handover_once() -> None:
     guest.start(0.0)
     guest.deliver_vectors(_vector(3))
     guest.deliver_vectors(_vector(4, last=True))
-    for each in sent:
-        relay.receive(each)
+    for item in sent:
+        relay.receive(item)
     assert request.over
     assert bytes(request.vectors.data) == bytes(guest.vectors.data) == b"\3\3\3\3\4\4\4\4"
     assert request.usage == guest.usage == Usage(4, 0)

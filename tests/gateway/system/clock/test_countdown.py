@@ -20,7 +20,7 @@ def test_look_in_time_counts_as_present() -> None:
 
 def test_it_ends_in_time_if_nobody_sleeps() -> None:
     countdown = Countdown(10.0, 100.0)
-    looks = [countdown.left_s(100.0 + each) for each in range(12)]
+    looks = [countdown.left_s(100.0 + index) for index in range(12)]
     assert looks == [10.0, 9.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0, 0.0, 0.0]
 
 
@@ -37,8 +37,8 @@ def test_a_sleep_puts_it_off() -> None:
 
 def test_several_deadlines_keep_their_distances_over_a_sleep() -> None:
     countdowns = [Countdown(seconds, 0.0) for seconds in (3.0, 60.0, 600.0)]
-    left = [each.left_s(HOUR_S) for each in countdowns]
-    assert left == [pytest.approx(each - LOOK_S) for each in (3.0, 60.0, 600.0)]
+    left = [countdown.left_s(HOUR_S) for countdown in countdowns]
+    assert left == [pytest.approx(number - LOOK_S) for number in (3.0, 60.0, 600.0)]
 
 
 def test_it_is_asked_again_just_when_it_ends() -> None:

@@ -25,5 +25,5 @@ def test_a_fault_is_said_again_whatever_the_clock_says(jump_s: float) -> None:
     assert faults.record("a check", error, NOW)
     assert not faults.record("a check", error, NOW + 1.0)
     assert faults.record("a check", error, NOW + jump_s)
-    assert [each.at for each in faults.recent(NOW + jump_s)] == [NOW + jump_s]
+    assert [fault.at for fault in faults.recent(NOW + jump_s)] == [NOW + jump_s]
     assert faults.recent(NOW + jump_s + DAY_S) == []

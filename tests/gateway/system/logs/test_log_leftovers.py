@@ -13,9 +13,9 @@ def test_the_oldest_logs_of_models_that_are_gone_are_removed(tmp_path: Path) -> 
         (tmp_path / name).write_bytes(bytes(100))
         os.utime(tmp_path / name, (age, age))
     remove_leftovers(tmp_path, [tmp_path / "kept.log"], bound_bytes=200)
-    assert {each.name for each in tmp_path.iterdir()} == {*names} - {"old.log.2"}
+    assert {path.name for path in tmp_path.iterdir()} == {*names} - {"old.log.2"}
     remove_leftovers(tmp_path, [tmp_path / "kept.log"], bound_bytes=0)
-    assert {each.name for each in tmp_path.iterdir()} == {"kept.log", "kept.log.1", "notes.txt"}
+    assert {path.name for path in tmp_path.iterdir()} == {"kept.log", "kept.log.1", "notes.txt"}
 
 
 def test_a_folder_that_cannot_be_read_stops_nothing(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_crashes_are_put_aside_while_somebody_holds_the_file(tmp_path: Path) -> 
 
 def test_no_model_writes_into_a_log_of_the_gateway(tmp_path: Path) -> None:
     folder = StateDir(tmp_path)
-    own = {str(each).lower() for each in folder.own_logs}
+    own = {str(log).lower() for log in folder.own_logs}
     for model_id in ("gateway", "crash", "Gateway", "CRASH", "(spare)", "gateway.log"):
         assert str(folder.log_path(model_id)).lower() not in own
     assert folder.log_path("gateway").name == "%67ateway.log"

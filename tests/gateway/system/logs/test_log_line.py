@@ -103,7 +103,7 @@ def test_whatever_is_logged_is_one_line_without_control_characters(
     assert text.isascii()
     assert text.isprintable()
     assert parsed(text) == json.loads(text)
-    assert all(each.isprintable() for each in human(line).split("\n"))
+    assert all(word.isprintable() for word in human(line).split("\n"))
 
 
 @given(st.text())

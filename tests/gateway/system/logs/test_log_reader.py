@@ -75,7 +75,9 @@ def test_every_line_once_whatever_is_rotated_meanwhile(
         with LogReader(writer.path) as reader:
             read = reader.last(count)
             kept = "".join(
-                each.read_text() for each in reversed(rotated_paths(writer.path)) if each.exists()
+                rotated_path.read_text()
+                for rotated_path in reversed(rotated_paths(writer.path))
+                if rotated_path.exists()
             ).splitlines()
             assert read == kept[max(0, len(kept) - count) :]
             first = len(writer.written) - len(read)
@@ -189,7 +191,7 @@ def test_a_log_that_is_emptied(tmp_path: Path) -> None:
 def test_lines_longer_than_a_block(tmp_path: Path, length: int) -> None:
     path = tmp_path / "a.log"
     lines = ["", "a" * length, "b", "ü" * length, ""]
-    path.write_text("".join(f"{each}\n" for each in lines), "utf-8")
+    path.write_text("".join(f"{line}\n" for line in lines), "utf-8")
     with LogReader(path) as reader:
         assert reader.last(None) == lines
     with LogReader(path) as reader:

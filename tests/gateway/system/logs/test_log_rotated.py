@@ -21,8 +21,10 @@ def test_its_size_is_bounded(tmp_path: Path) -> None:
         _write(file, f"{number:08d}")
     file.close()
     assert sorted(tmp_path.iterdir()) == sorted(rotated_paths(path))
-    assert all(each.stat().st_size <= 100 for each in tmp_path.iterdir())
-    kept = "".join(each.read_text() for each in reversed(rotated_paths(path))).split()
+    assert all(path.stat().st_size <= 100 for path in tmp_path.iterdir())
+    kept = "".join(
+        rotated_path.read_text() for rotated_path in reversed(rotated_paths(path))
+    ).split()
     assert kept == [f"{number:08d}" for number in range(1000 - len(kept), 1000)]
     assert len(kept) > 10 * OLDER_FILES
     assert complaints == []

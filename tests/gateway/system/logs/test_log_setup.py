@@ -163,8 +163,10 @@ def test_a_disk_that_hangs_holds_nobody_up_and_what_was_dropped_is_counted(tmp_p
     )
     assert status == 0
     messages = [line["message"] for line in lines]
-    notice = next(each for each in messages if "log lines were dropped: they came faster" in each)
-    assert int(notice.split()[0]) + sum(each.isdecimal() for each in messages) == 10_500
+    notice = next(
+        message for message in messages if "log lines were dropped: they came faster" in message
+    )
+    assert int(notice.split()[0]) + sum(message.isdecimal() for message in messages) == 10_500
     assert int(notice.split()[0]) >= 500
 
 

@@ -108,7 +108,7 @@ def _no_library(name: str) -> None:
     raise OSError(f"{name}: cannot open shared object file")
 
 
-def _take(monkeypatch: pytest.MonkeyPatch, library: ctypes.CDLL | None) -> None:
+def _load_library(monkeypatch: pytest.MonkeyPatch, library: ctypes.CDLL | None) -> None:
     """As the driver's library; None: there is none yet."""
     monkeypatch.setattr(pynvml, "nvmlLib", library)
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
@@ -118,7 +118,7 @@ def _take(monkeypatch: pytest.MonkeyPatch, library: ctypes.CDLL | None) -> None:
 @pytest.fixture
 def stub(compiled: Stub, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
     compiled.answer()
-    _take(monkeypatch, compiled.library)
+    _load_library(monkeypatch, compiled.library)
     yield compiled
     footprint_nvidia._start.cache_clear()
 
@@ -194,7 +194,7 @@ def test_a_driver_that_is_too_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "int nvmlDeviceGetHandleByIndex_v2(unsigned int index, void **device) {\n"
         "    *device = NULL;\n    return 0;\n}\n",
     )
-    _take(monkeypatch, ctypes.CDLL(path))
+    _load_library(monkeypatch, ctypes.CDLL(path))
     with pytest.raises(FootprintError, match="does not match the NVML lib version"):
         card_bytes(100)
 
@@ -237,7 +237,7 @@ class TestThisSystem:
     def test_devices_without_the_library(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        _take(monkeypatch, None)
+        _load_library(monkeypatch, None)
         monkeypatch.setattr(pynvml, "CDLL", _no_library)
         monkeypatch.setattr(footprint_nvidia, "_DEVICES", (str(tmp_path / "nvidia"),))
         assert card_bytes(os.getpid()) == 0

@@ -110,7 +110,7 @@ def test_a_name_beyond_loopback_needs_keys(tmp_path: Path) -> None:
 def test_a_bad_renewal_changes_nothing(tmp_path: Path) -> None:
     paths = write_certificate(tmp_path)
     certificates = Certificates(*paths, tmp_path / "served.crt")
-    good = [each.read_bytes() for each in paths]
+    good = [path.read_bytes() for path in paths]
     paths[1].write_bytes(write_certificate(tmp_path, "other")[1].read_bytes())
     with pytest.raises(CertificateError):
         certificates.renew()

@@ -54,7 +54,7 @@ def ordered_s(held: int) -> float:
 def over_s(held: int) -> float:
     """And until the next incarnation may begin: the longest ladder, and ranks out of reach."""
     steps = shutdown_steps.polite(held)
-    return ordered_s(held) + sum(rung.deadline_s for rung in steps) + SILENCE_S + unheard_s(held)
+    return ordered_s(held) + sum(timed.deadline_s for timed in steps) + SILENCE_S + unheard_s(held)
 
 
 @dataclass
@@ -404,7 +404,7 @@ class World(RuleBasedStateMachine):
                 self._climb(shutdown_steps.after_rank_failure(self.held))
         if current.leader_reported and current.fate.over:
             self._over()
-        self.everyone = [each for each in self.everyone if each.alive]
+        self.everyone = [process for process in self.everyone if process.alive]
         self.check()
 
     def _tick_here(self, process: Process) -> None:
@@ -439,7 +439,7 @@ class World(RuleBasedStateMachine):
             self.incarnation.must_end_at.append(self.now + seconds)
 
     def _over(self) -> None:
-        left = [each for each in self.everyone if each.alive]
+        left = [process for process in self.everyone if process.alive]
         left += [session.process for session in self.sessions if session.runs]
         assert not left, self._tell(f"the next one beside {left}")
         self._spawn()
@@ -583,9 +583,9 @@ class World(RuleBasedStateMachine):
             return
         for_s = self.now - current.troubled_at
         if for_s > ordered_s(self.held):
-            for each in (current.leader, *current.followers.values()):
-                assert each.ordered or not self._is_alive(each.rank), self._tell(
-                    f"nobody has told rank {each.rank} to end"
+            for follower in (current.leader, *current.followers.values()):
+                assert follower.ordered or not self._is_alive(follower.rank), self._tell(
+                    f"nobody has told rank {follower.rank} to end"
                 )
         assert for_s <= over_s(self.held), self._tell("what is left of it is awaited for ever")
 
@@ -606,7 +606,7 @@ class World(RuleBasedStateMachine):
         current = self.incarnation
         ranks = [current.leader, *current.followers.values()]
         return len(ranks) == 1 + len(self.places) and all(
-            self._is_alive(each.rank) and not each.ordered for each in ranks
+            self._is_alive(rank.rank) and not rank.ordered for rank in ranks
         )
 
     # Looks

@@ -69,7 +69,10 @@ def test_rank_that_rank_0_missed_is_named(
 ) -> None:
     """It was stopped, say: nothing in its end tells it from the others."""
     victim = data.draw(st.integers(1, len(consequences)))
-    ends = [(rank, _end(*each[:1]), each[1]) for rank, each in enumerate(consequences, start=1)]
+    ends = [
+        (rank, _end(*consequence[:1]), consequence[1])
+        for rank, consequence in enumerate(consequences, start=1)
+    ]
     ends[victim - 1] = (victim, _end(KILLED), ShutdownStep.KILL)
     ends.append((0, _end(ALONE), None))
     loss = _judge(*data.draw(st.permutations(ends)), missed=victim)

@@ -18,8 +18,8 @@ UNSEEN = RankEnd(None, "out of reach")
 
 def running(*ranks: int) -> RankGroup:
     fate = RankGroup()
-    for each in ranks:
-        assert fate.started(each) is None
+    for rank in ranks:
+        assert fate.started(rank) is None
     fate.none_more()
     return fate
 

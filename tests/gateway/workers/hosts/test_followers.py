@@ -133,14 +133,17 @@ async def test_followers_learn_the_address_of_rank_0_and_their_cards(followers: 
     ranks = await made.until_started()
     assert isinstance(ranks, Ranks)
     assert (ranks.size, ranks.addresses) == (3, (("10.0.0.1:5000",),) * 3)
-    assert [each.rank for each in host.orders] == [1, 2]
-    assert [each.environment["CUDA_VISIBLE_DEVICES"] for each in host.orders] == ["6", "4"]
-    for each in host.orders:
+    assert [order.rank for order in host.orders] == [1, 2]
+    assert [rank_order.environment["CUDA_VISIBLE_DEVICES"] for rank_order in host.orders] == [
+        "6",
+        "4",
+    ]
+    for order in host.orders:
         # The key that proves a follower, and not the one that proves rank 0.
-        assert each.secret == ranks.keys[0] != ranks.keys[1]
-        assert ranks.endpoint in each.arguments
-        assert not any(each.secret.decode() in text for text in each.arguments)
-    assert await made.read_footprints() == [await each.footprint() for each in host.ranks]
+        assert order.secret == ranks.keys[0] != ranks.keys[1]
+        assert ranks.endpoint in order.arguments
+        assert not any(order.secret.decode() in text for text in order.arguments)
+    assert await made.read_footprints() == [await rank.footprint() for rank in host.ranks]
 
 
 async def test_followers_are_gone_when_all_have_ended(
@@ -161,7 +164,7 @@ async def test_followers_are_gone_when_all_have_ended(
     await rank_zero.ended.wait()
     assert made.fate.followers_gone
     assert not made.running_here
-    assert [each.taken for each in host.ranks] == [["kill"], ["end", "kill"]]
+    assert [rank.taken for rank in host.ranks] == [["kill"], ["end", "kill"]]
     assert made.fate.loss is not None
     assert made.fate.loss.reason == "rank 1 on this machine was lost (signal SIGKILL)"
 
@@ -188,7 +191,7 @@ async def test_late_follower_ends_as_the_others(
     await made.apply(ShutdownStep.KILL)
     host.answers.set()
     await rank_zero.ended.wait()
-    assert [each.taken for each in host.ranks] == [["kill"]]
+    assert [rank.taken for rank in host.ranks] == [["kill"]]
     assert made.fate.followers_gone
 
 

@@ -6,14 +6,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from gateway.workers.ssh_host import HostMemory
+from gateway.workers.ssh_host import HostReservations
 
 BUDGET = 1_000_000_000
 SIZES = st.integers(0, BUDGET * 6 // 5)
 
 
-def host_memory(budget_bytes: int) -> HostMemory:
-    memory = HostMemory()
+def host_memory(budget_bytes: int) -> HostReservations:
+    memory = HostReservations()
     memory.budget_bytes = budget_bytes
     return memory
 

@@ -13,8 +13,8 @@ SIZES = st.integers(1, 1 << 40)
 
 def reserved(*bytes_: int) -> RankReservation:
     reservation = RankReservation()
-    for rank, each in enumerate(bytes_, start=1):
-        reservation.record(rank, f"studio{rank}", each)
+    for rank, number in enumerate(bytes_, start=1):
+        reservation.record(rank, f"studio{rank}", number)
     return reservation
 
 

@@ -58,7 +58,7 @@ def test_message_without_bytes_stays_the_same() -> None:
 
 
 def _messages(kind: type[Message]) -> list[type[Message]]:
-    return [each for sub in kind.__subclasses__() for each in (sub, *_messages(sub))]
+    return [message for sub in kind.__subclasses__() for message in (sub, *_messages(sub))]
 
 
 def test_every_field_with_bytes_is_scaled() -> None:

@@ -19,11 +19,11 @@ from gateway.workers.ssh_messages import (
     FootprintReading,
     FrameError,
     FrameReader,
-    Hello,
     NumberedForGateway,
     NumberedForRemote,
     RankEnded,
     RankLines,
+    RemoteHello,
     StartRank,
     decode_for_gateway,
     decode_for_remote,
@@ -33,7 +33,7 @@ from gateway.workers.ssh_session import disagreement, ssh_command
 from tests.support.ssh_host import order
 
 FOR_GATEWAY = [
-    Hello(API, "1.0", {"mlx": "1"}, "10.0.0.2"),
+    RemoteHello(API, "1.0", {"mlx": "1"}, "10.0.0.2"),
     RankLines(("a", "é"), 3),
     RankEnded(RankEnd(ExitStatus(None, "SIGKILL"), "signal SIGKILL", by_host=True)),
     FootprintReading(Footprint(1, None, 2)),
@@ -70,7 +70,7 @@ def test_stream_without_messages_is_refused() -> None:
 def test_hello_of_another_version_is_read() -> None:
     content = msgspec.msgpack.encode([0, {"type": "hello", "api": 9, "version": "2.0", "new": []}])
     message = decode_for_gateway(content).message
-    assert isinstance(message, Hello)
+    assert isinstance(message, RemoteHello)
     assert disagreement("studio2", message) == (
         "studio2 has Bulkhead 2.0, whose messages have version 9, and this one 1: install the "
         "same on both hosts."
