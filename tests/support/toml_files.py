@@ -156,7 +156,9 @@ def plans(draw: Draw) -> Plan:
         model = {
             name: draw(spelled(definition))
             for name, definition in keys_of(ModelSettings).items()
-            if name not in ("command", *COMMAND_KEYS) and (name == "path" or draw(st.booleans()))
+            # A host file needs a file of its own.
+            if name not in ("command", "hostfile", *COMMAND_KEYS)
+            and (name == "path" or draw(st.booleans()))
         }
         if "pictures" in model and model["pictures"].meaning:
             model.pop("adapter", None)
