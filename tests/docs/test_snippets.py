@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from gateway.cli import VERBS
+from gateway.config.documents import key_tables
 from gateway.config.read import read_settings
 from gateway.config.settings import Flags
 from tests.docs.fences import PAGES, ROOT, Fence, of_kind
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+BLOCK = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 
 
 def _place(fence: object) -> str:
@@ -102,3 +104,17 @@ def test_every_page_is_in_the_index() -> None:
     named = {target.partition("#")[0] for target in LINK.findall(index)}
     missing = {page.name for page in PAGES[1:]} - named - {"README.md"}
     assert not missing
+
+
+def test_sentences_fit_a_screen() -> None:
+    """Rows of tables, blocks and pictures can't be broken into lines, and the code prints the
+    tables of the configuration.
+    """
+    printed = {line for table in key_tables() for line in table.splitlines()}
+    wide = [
+        f"{page.name}: {line[:80]}"
+        for page in (*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md")
+        for line in BLOCK.sub("", page.read_text("utf-8")).splitlines()
+        if len(line) > 140 and not line.lstrip().startswith(("|", "![")) and line not in printed
+    ]
+    assert not wide
