@@ -32,7 +32,11 @@ TOKENIZERS: Final = (
 _PULL: Final = "pull the model again"
 # Weights of other formats, and what reads them.
 _OTHERS: Final = (
-    (".gguf", "GGUF, which MLX doesn't read", ", or have llama-server serve it (docs/recipes.md)"),
+    (
+        ".gguf",
+        "GGUF, which MLX doesn't read",
+        ", or have llama-server serve it (docs/other-servers.md)",
+    ),
     (".bin", "PyTorch's files, which MLX doesn't read", ""),
     (".pth", "PyTorch's files, which MLX doesn't read", ""),
     (".npz", "numpy's files, which mlx-lm reads no more", ""),

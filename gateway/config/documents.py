@@ -52,7 +52,7 @@ def _lines() -> Iterator[str]:
         if section is ModelSettings:
             left_out = ("command", *COMMAND_KEYS)
             yield from (_NAMES[section], *_keys(section, without=left_out))
-            yield from ("", *_comment("A model that is a command: docs/commands.md"))
+            yield from ("", *_comment("A model that is a command: docs/other-servers.md"))
             of_workers = (name for name in keys_of(section) if name not in left_out)
             yield from _commented((_COMMAND, *_keys(section, without=tuple(of_workers))))
             continue

@@ -71,7 +71,7 @@ def only_passes(model_id: str) -> Refusal:
     return Refusal(
         "invalid_request_error",
         f"{model_id!r} is a server of its own, which gets requests as they come: it can't be asked "
-        "in this way. docs/commands.md has the paths on which it can.",
+        "in this way. docs/other-servers.md has the paths on which it can.",
         param="model",
     )
 
@@ -81,7 +81,7 @@ def elsewhere(model_id: str) -> Refusal:
     return Refusal(
         "invalid_request_error",
         f"{model_id!r} is a model of an upstream, which gets requests as they come: it can't be "
-        "asked or steered in this way. docs/upstreams.md has the paths on which it can.",
+        "asked or steered in this way. docs/other-servers.md has the paths on which it can.",
         param="model",
     )
 

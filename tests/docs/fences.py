@@ -22,9 +22,8 @@ EXCUSES: Final = {
     "replaces": "it replaces the gateway: tests/e2e/test_upgrade.py",
     "long": "it takes minutes",
     "run": "tests/service/test_install_page.py runs it",
+    "groups": "tests/e2e/test_groups.py runs it",
 }
-# A page may have its own test: then that one runs its blocks.
-OWN_TESTS: Final = {"groups.md": "tests/e2e/test_groups.py"}
 
 _FENCE: Final = re.compile(r"^( *)```([^\n`]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from gateway.cli import VERBS
+from gateway.config.documents import key_tables
 from gateway.config.read import read_settings
 from gateway.config.settings import Flags
 from tests.docs.fences import PAGES, ROOT, Fence, of_kind
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+BLOCK = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 
 
 def _place(fence: object) -> str:
@@ -24,9 +26,8 @@ def _place(fence: object) -> str:
 
 def test_every_verb_is_listed() -> None:
     page = (ROOT / "docs" / "serving.md").read_text("utf-8")
-    listed = re.search(r"## Command line\n\n`bulkhead ([^`]+)`", page)
-    assert listed is not None
-    assert sorted(re.split(r"\s*\|\s*", listed[1])) == sorted(VERBS)
+    table = page.partition("\n## Command line\n\n")[2].partition("\n\n")[0]
+    assert sorted(re.findall(r"`([a-z]+)`(?=[, ])", table.partition("---")[2])) == sorted(VERBS)
 
 
 @pytest.mark.parametrize("fence", of_kind("toml"), ids=_place)
@@ -103,3 +104,17 @@ def test_every_page_is_in_the_index() -> None:
     named = {target.partition("#")[0] for target in LINK.findall(index)}
     missing = {page.name for page in PAGES[1:]} - named - {"README.md"}
     assert not missing
+
+
+def test_sentences_fit_a_screen() -> None:
+    """Rows of tables, blocks and pictures can't be broken into lines, and the code prints the
+    tables of the configuration.
+    """
+    printed = {line for table in key_tables() for line in table.splitlines()}
+    wide = [
+        f"{page.name}: {line[:80]}"
+        for page in (*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md")
+        for line in BLOCK.sub("", page.read_text("utf-8")).splitlines()
+        if len(line) > 140 and not line.lstrip().startswith(("|", "![")) and line not in printed
+    ]
+    assert not wide

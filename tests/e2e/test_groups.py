@@ -1,4 +1,4 @@
-"""The scenario of docs/groups.md, with its files and its commands."""
+"""The scenario of docs/models.md, with its files and its commands."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from tests.support.gateway import BULKHEAD, START_S, Gateway, eventually
 
 pytestmark = pytest.mark.slow
 
-PAGE = (Path(__file__).parents[2] / "docs" / "groups.md").read_text("utf-8")
-FILES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
-COMMANDS = [item.split("\n")[:-1] for item in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)]
+PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text("utf-8")
+SECTION = PAGE.partition("\n## Models that belong together\n")[2].partition("\n## ")[0]
+FILES = re.findall(r"```toml\n(.*?)```", SECTION, re.DOTALL)
+COMMANDS = [
+    block.split("\n")[:-1] for block in re.findall(r"```sh groups\n(.*?)```", SECTION, re.DOTALL)
+]
 
 
 def _file(number: int, budget: int) -> str:

@@ -51,7 +51,7 @@ def _names(gateway: Gateway) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("file", [DASHBOARD, RULES / "alerts.yml", ROOT / "docs" / "metrics.md"])
+@pytest.mark.parametrize("file", [DASHBOARD, RULES / "alerts.yml", ROOT / "docs" / "monitoring.md"])
 def test_named_metrics_exist(gateway: Gateway, file: Path) -> None:
     named = {SUFFIX.sub("", item) for item in NAME.findall(file.read_text("utf-8"))}
     assert named
@@ -59,7 +59,7 @@ def test_named_metrics_exist(gateway: Gateway, file: Path) -> None:
 
 
 def test_the_page_has_every_metric(gateway: Gateway) -> None:
-    page = (ROOT / "docs" / "metrics.md").read_text("utf-8")
+    page = (ROOT / "docs" / "monitoring.md").read_text("utf-8")
     assert not [name for name in _names(gateway) if f"`{name}`" not in page]
 
 

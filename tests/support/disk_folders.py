@@ -280,7 +280,7 @@ DISKS: Final[dict[str, tuple[tuple[Change, ...], str | None]]] = {
     "only GGUF": (
         (_renamed(_WHOLE, "model-Q4_K_M.gguf"),),
         "its weights (model-Q4_K_M.gguf) are GGUF, which MLX doesn't read: take a conversion for "
-        "MLX, which `bulkhead search` finds, or have llama-server serve it (docs/recipes.md)",
+        "MLX, which `bulkhead search` finds, or have llama-server serve it (docs/other-servers.md)",
     ),
     "a pointer for a tokenizer": (
         (written("tokenizer.json", _POINTER),),

@@ -1,4 +1,4 @@
-"""docs/states.md and docs/specification.md say what the code does."""
+"""docs/operating.md and docs/specification.md say what the code does."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from gateway.models.lifecycle import State, printed
 from gateway.system.events import Kind
 
 DOCS = Path(__file__).parents[3] / "docs"
-PAGE = (DOCS / "states.md").read_text("utf-8")
+PAGE = (DOCS / "operating.md").read_text("utf-8")
 SPECIFICATION = (DOCS / "specification.md").read_text("utf-8")
-OPERATING = (DOCS / "operating.md").read_text("utf-8")
 
 
 def _rows(heading: str, page: str = PAGE) -> dict[str, list[str]]:
@@ -34,7 +33,7 @@ def test_the_table_is_the_codes() -> None:
 
 @pytest.mark.parametrize("state", State)
 def test_every_state_is_explained(state: State) -> None:
-    cells = _rows("# States of a model")[state]
+    cells = _rows("## States of a model")[state]
     assert len(cells) == 4
     assert all(cells)
 
@@ -44,8 +43,8 @@ def test_every_event_is_explained() -> None:
 
 
 def test_the_guide_says_what_to_do() -> None:
-    states = _rows("## States, and what to do", OPERATING)
+    states = _rows("## States, and what to do")
     assert set(states) == {str(state) for state in State}
-    events = _rows("## Events, and what to do", OPERATING)
+    events = _rows("## Events, and what to do")
     assert set(events) == set(get_args(Kind))
     assert all(all(cells) for cells in (*states.values(), *events.values()))
