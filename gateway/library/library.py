@@ -218,9 +218,13 @@ class Library:
     def _room(self) -> Room:
         ledger = self._fleet.scheduler.admission.ledger
         # Loans that nothing needs are called back for another model, so they count as free.
-        loose_bytes = sum(allocation.loose_bytes for allocation in ledger.allocations)
+        unneeded_loan_bytes = sum(
+            allocation.unneeded_loan_bytes for allocation in ledger.allocations
+        )
         return Room(
-            ledger.free_bytes + loose_bytes, ledger.possible_bytes, self._fleet.process_bytes
+            ledger.free_bytes + unneeded_loan_bytes,
+            ledger.possible_bytes,
+            self._fleet.process_bytes,
         )
 
     async def _ids_by_source(self) -> dict[str, str]:

@@ -132,7 +132,7 @@ def _host_status(host: SshHost) -> HostStatus:
 
 def _group_status(group: Group, fleet: Fleet) -> GroupStatus:
     ledger = fleet.scheduler.ledger
-    loaded = tuple(model for model in group.models if ledger.has_room(model))
+    loaded = tuple(model for model in group.models if ledger.is_present(model))
     return GroupStatus(
         id=group.name,
         models=group.models,
