@@ -364,9 +364,9 @@ class PromptCache:
         return result
 
     def store(self) -> None:
-        """Hand new blocks to the disk. Waits until they are computed."""
+        """Write new blocks to the disk. Waits until they are computed."""
         if self._disk is not None:
-            self._hand_over(self._disk)
+            self._collect_unstored(self._disk)
         for block in self._remove_unstored():
             parts = block.payload.parts()
             if self._disk is not None and not self.rehearses:
@@ -430,9 +430,9 @@ class PromptCache:
     def _want_stored(self, key: bytes, owed: _PendingBlock) -> None:
         if self._disk is not None and len(self._owed) < _MOST_OWED:
             self._owed[key] = owed
-            self._hand_over(self._disk)
+            self._collect_unstored(self._disk)
 
-    def _hand_over(self, disk: Disk) -> None:
+    def _collect_unstored(self, disk: Disk) -> None:
         """Get blocks in memory ready for the disk, as far as it has room. A prompt may be computed
         faster than the disk writes.
         """

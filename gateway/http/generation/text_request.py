@@ -91,7 +91,7 @@ class TextRequest(Struct, frozen=True):
     requests: Sequence[Request]
     left_out: set[str]
 
-    def answer(
+    def submit(
         self,
         form: Format,
         *,

@@ -231,7 +231,7 @@ async def create_chat_completion(http_request: HttpRequest) -> Response:
     stream = bool(body.stream)
     if check_mailbox(http_request):
         return await store_chat(call, asked.requests, form, stream=stream)
-    return asked.answer(ChatFormat(form, asked.requests[0]), stream=stream)
+    return asked.submit(ChatFormat(form, asked.requests[0]), stream=stream)
 
 
 def draft(body: ChatBody, model: Model) -> RequestDraft:

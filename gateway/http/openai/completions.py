@@ -208,7 +208,7 @@ async def create_completion(http_request: HttpRequest) -> Response:
     call = ModelCall(http_request, body.model)
     asked = await request_text(call, functools.partial(_draft, body), "prompt")
     form = CompletionFormat(call.model.id, asked.requests[0], body)
-    return asked.answer(form, stream=bool(body.stream))
+    return asked.submit(form, stream=bool(body.stream))
 
 
 def _check_best_of(body: CompletionBody) -> None:
