@@ -15,7 +15,7 @@ from gateway.config.model import Model
 from gateway.http.anthropic.bodies import AnthropicConversation, converse
 from gateway.http.anthropic.writer import AnthropicMessage, Count, MessageFormat
 from gateway.http.generation.conversation import ConversationBuilder, check_number
-from gateway.http.generation.generation import (
+from gateway.http.generation.generation_body import (
     LARGEST_COUNT,
     GenerationBody,
     Probability,

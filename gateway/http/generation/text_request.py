@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from gateway.config.model import Model
 from gateway.http.generation.conversation import ConversationBuilder
-from gateway.http.generation.generation import (
+from gateway.http.generation.generation_body import (
     MOST_ANSWERS,
     GenerationBody,
     generate_message,

@@ -18,12 +18,12 @@ from starlette.responses import Response
 from gateway.access.caller import NeededKey
 from gateway.config.model import Model
 from gateway.http.generation.conversation import ConversationBuilder
-from gateway.http.generation.generation import (
+from gateway.http.generation.generation_body import (
     GenerationBody,
     generate_message,
 )
 from gateway.http.generation.model_call import ModelCall, keep_alive_s
-from gateway.http.generation.parameters import check_supported
+from gateway.http.generation.supported_parameters import check_supported
 from gateway.http.generation.text_request import (
     RequestDraft,
     TextRequest,

@@ -16,7 +16,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from gateway.config.model import Model
-from gateway.http.generation.generation import (
+from gateway.http.generation.generation_body import (
     MOST_ANSWERS,
     StructuredBody,
     check_generation,
@@ -25,7 +25,7 @@ from gateway.http.generation.generation import (
     with_defaults,
 )
 from gateway.http.generation.model_call import ModelCall
-from gateway.http.generation.parameters import refusing
+from gateway.http.generation.supported_parameters import refusing
 from gateway.http.generation.text_request import RequestDraft, request_text
 from gateway.http.openai.chat_writer import (
     CompletionLogprobs,
