@@ -17,11 +17,11 @@ from gateway.memory.fitting import Learned
 from gateway.memory.forecast import misfits
 from gateway.memory.leak_check import LeakCheck, write_stranded
 from gateway.memory.scheduler import MemoryLimits, MemoryScheduler
+from gateway.models.cached_prompts import CachedPrompts
 from gateway.models.disks import Disks
 from gateway.models.lifecycle import ModelEvent, State
 from gateway.models.model_memory import GatewayParts
 from gateway.models.model_supervisor import ModelSupervisor
-from gateway.models.prompts import Prompts
 from gateway.models.readings import Readings
 from gateway.models.roster import Roster
 from gateway.requests import refusals
@@ -118,7 +118,7 @@ class Fleet:
             self.hosts,
         )
         self._state_dir = state_dir
-        self.prompts = Prompts(state_dir.prompts, settings.prompt_cache)
+        self.prompts = CachedPrompts(state_dir.prompts, settings.prompt_cache)
         self.roster = Roster(
             models,
             self._new_supervisor,

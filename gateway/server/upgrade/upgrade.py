@@ -33,9 +33,9 @@ from gateway.http.wire.command_bodies import UpgradeAnswer
 from gateway.requests import refusals
 from gateway.server.upgrade.departure import Departure
 from gateway.server.upgrade.handover import check_ranks, hand_over, undo, until_settled
-from gateway.server.upgrade.relay import Relay
 from gateway.server.upgrade.stand_in import StandInChannel
 from gateway.server.upgrade.successor import HandoverError, SuccessorProcess
+from gateway.server.upgrade.successor_relay import Relay
 from gateway.server.upgrade.takeover import Takeover
 from gateway.server.uvicorn_server import UvicornServer
 from gateway.system.lane import Lane

@@ -1,4 +1,4 @@
-"""The computed prompts that are kept: in the memory of a worker, and on disk for all workers."""
+"""The cached prompts: in the memory of each worker, and on disk for all workers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Cleared(Struct, frozen=True):
     failures: tuple[str, ...]
 
 
-class Prompts:
+class CachedPrompts:
     """The prompts on disk. Their files are read and removed beside the event loop.
 
     `for_workers` goes to each worker at its load; None: workers keep prompts in memory alone.
