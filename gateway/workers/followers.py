@@ -328,7 +328,7 @@ class Followers:
                 there = [member for member in self.members if not member.is_here]
                 if all(await asyncio.gather(*(self._ask_host(e, wish_bytes) for e in there))):
                     self.reservation.record_wish(wish_bytes)
-                failure = self.reservation.given_up(loop.time())
+                failure = self.reservation.reason_to_end(loop.time())
                 self._leader.reservation_changed(failure)
                 if failure is not None:
                     return
