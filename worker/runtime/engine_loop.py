@@ -31,8 +31,8 @@ from protocol.life import (
     Need,
     PromptCacheCleared,
 )
-from worker.engines.batch import PREFILL_ROWS
 from worker.engines.room import CacheRoom, ContextInForce, WorkerLimits
+from worker.engines.row_batch import PREFILL_ROWS
 from worker.engines.sequence import Engine, Sequence, Token
 from worker.ranks.lead import Lead
 from worker.runtime.engine_thread import (

@@ -14,7 +14,7 @@ import pytest
 from protocol.prompt_store.store import PromptStore
 from tests.support import shapes
 from tests.worker.vectors.test_engine import TEXTS, Bench
-from worker.engines.batched import BatchedEngine
+from worker.engines.batched_engine import BatchedEngine
 from worker.engines.decoding import Caches
 from worker.engines.pace import PrefillPace
 from worker.engines.room import CacheRoom, measure

@@ -22,10 +22,10 @@ from protocol.message import pack
 from protocol.requests import Generate, Sampling, SamplingDefaults, TokenPrompt
 from tests.support import shapes
 from tests.support.stepping import step
-from worker.engines.batched import BatchedEngine
+from worker.engines.batched_engine import BatchedEngine
 from worker.engines.decoding import Caches
-from worker.engines.drawing import make_draft
 from worker.engines.room import CacheRoom, CacheSizes, measure
+from worker.engines.row_computer import make_draft
 from worker.engines.sequence import Engine, Sequence, Token
 from worker.load.files import fingerprint
 from worker.load.loading import LoadedModel, load

@@ -25,7 +25,7 @@ from protocol.requests import ChatMessage, ChatPrompt, Constraint, Generate, Sam
 from tests.support.shapes import DEMO
 from tests.support.templates import templated
 from tests.worker.text.recorded import RECORDED
-from worker.engines.batched import BatchedEngine
+from worker.engines.batched_engine import BatchedEngine
 from worker.engines.room import CacheRoom, CacheSizes, Context
 from worker.engines.sequence import Engine
 from worker.engines.sequential import SequentialEngine
