@@ -41,7 +41,7 @@ from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.path import BLOCK_TOKENS, Path, Paths, chain
 from worker.runtime.prompts import PreparedRequest, prepare
 from worker.sampling.settings import make_row_sampling
-from worker.system.errors import GpuRecovery
+from worker.system.gpu_recovery import GpuRecovery
 from worker.system.memory import released_memory
 
 # The lengths of the prompts, which cover the lengths of chunks. For MLX each length is a shape of

@@ -26,7 +26,8 @@ from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.path import Paths
 from worker.sampling.settings import RowSampling
-from worker.system.errors import GpuRecovery, may_pass, passing_kind
+from worker.system.errors import may_pass, passing_kind
+from worker.system.gpu_recovery import GpuRecovery
 from worker.vectors.jobs import VectorJob
 
 # MLX 0.32's words around those of macOS.
