@@ -39,7 +39,7 @@ from gateway.workers.ssh_host import Hosts
 from gateway.workers.starter import Channel, Starter
 from gateway.workers.worker import Worker
 from gateway.workers.worker_log import WorkerLog
-from protocol.message import endpoint
+from protocol.message_base import endpoint
 
 logger = logging.getLogger(__name__)
 

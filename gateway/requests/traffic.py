@@ -19,7 +19,7 @@ from gateway.system.events import EventLog, Kind
 from gateway.system.refusal import Refusal
 from protocol.answers import Costs, Delta, Embedded, Output, Rendered, RequestFailed, Text, Usage
 from protocol.life import Ability
-from protocol.message import Message
+from protocol.message_base import Message
 from protocol.messages import ProtocolError
 from protocol.requests import Cancel, Embed, SamplingDefaults
 

@@ -22,7 +22,7 @@ from gateway.workers.shutdown_steps import ShutdownStep
 from gateway.workers.worker_log import WorkerLog
 from protocol.channel import new_keys
 from protocol.life import Need, RankBackend, RankLost, Ranks, RankSplit
-from protocol.message import Message, endpoint
+from protocol.message_base import Message, endpoint
 from protocol.messages import WorkerMessage
 
 M = TypeVar("M", bound=Message)

@@ -29,7 +29,7 @@ from protocol.life import (
     PromptCacheCleared,
     Ready,
 )
-from protocol.message import Message
+from protocol.message_base import Message
 
 # Hosts are asked for more in advance, as a sequence that finds no room has to begin anew.
 _MARGIN_BYTES: Final = 64_000_000

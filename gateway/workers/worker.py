@@ -41,7 +41,7 @@ from protocol.life import (
     Stay,
     Stop,
 )
-from protocol.message import Message
+from protocol.message_base import Message
 from protocol.messages import ProtocolError, VersionError, WorkerMessage
 from protocol.process import DUMP_STACKS
 from protocol.process_tree import CommandProcesses

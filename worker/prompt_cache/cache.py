@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from protocol.message import pack
+from protocol.message_base import pack
 from protocol.prompt_store.payloads import Entry
 from worker.prompt_cache.blocks import Block, Cutter, LruBlocks, Span
 from worker.prompt_cache.disk import Disk, Fetch, MeasuredSpeeds, Payload, PayloadError, from_bytes

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from protocol.message import pack
+from protocol.message_base import pack
 from protocol.prompt_store.payloads import KEY_BYTES
 from protocol.prompt_store.store import PromptStore
 

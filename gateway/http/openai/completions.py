@@ -50,7 +50,7 @@ from protocol.answers import (
     TokenLogprob,
     Usage,
 )
-from protocol.message import LARGEST_TOKEN_ID, pack
+from protocol.message_base import LARGEST_TOKEN_ID, pack
 from protocol.requests import (
     Prompt,
     TextPrompt,

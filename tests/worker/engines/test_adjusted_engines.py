@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from protocol.answers import RequestFailed
-from protocol.message import pack
+from protocol.message_base import pack
 from protocol.requests import Generate, Sampling, TokenPrompt
 from tests.support import shapes
 from worker.engines.batched_engine import BatchedEngine

@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from protocol.message import pack
+from protocol.message_base import pack
 from protocol.requests import Constraint, Generate, Sampling, TokenPrompt
 from tests.support import shapes
 from worker.engines.batched_engine import BatchedEngine

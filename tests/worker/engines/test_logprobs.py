@@ -21,7 +21,7 @@ from protocol.answers import (
     TokenLogprob,
     merged,
 )
-from protocol.message import pack
+from protocol.message_base import pack
 from protocol.messages import MAX_WORKER_FRAME_BYTES, encode
 from protocol.requests import Generate, Sampling, TokenPrompt
 from tests.support import shapes

@@ -18,7 +18,7 @@ from mlx_lm.tuner.utils import linear_to_lora_layers
 from mlx_lm.utils import load_model
 
 from protocol.life import Load, LoadFailed, LoadProgress
-from protocol.message import pack
+from protocol.message_base import pack
 from protocol.requests import Generate, Sampling, SamplingDefaults, TokenPrompt
 from tests.support import shapes
 from tests.support.stepping import step

@@ -16,7 +16,7 @@ from protocol.answers import (
     ToolCall,
     merged,
 )
-from protocol.message import pack
+from protocol.message_base import pack
 from protocol.requests import (
     ChatMessage,
     ChatPrompt,

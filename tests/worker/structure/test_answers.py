@@ -13,7 +13,7 @@ import pytest
 from msgspec import structs
 
 from protocol.answers import AnswerPart, RequestFailed, Text
-from protocol.message import pack
+from protocol.message_base import pack
 from protocol.requests import Constraint, Generate, Sampling, TextPrompt, TokenPrompt
 from tests.worker.structure.generators import random_regex, random_schema
 from worker.engines.batched_engine import BatchedEngine

@@ -20,7 +20,7 @@ from protocol.answers import (
     ToolCall,
     merged,
 )
-from protocol.message import pack
+from protocol.message_base import pack
 from protocol.requests import ChatMessage, ChatPrompt, Constraint, Generate, Sampling, Tools
 from tests.support.shapes import DEMO
 from tests.support.templates import templated
