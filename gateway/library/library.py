@@ -61,10 +61,10 @@ class LastUsed:
         self._tasks.start(self._read(everyone), "read")
 
     def collect(self, everyone: Everyone) -> None:
-        for model in everyone():
-            used_at = model.traffic.use.last_at
-            if used_at is not None and used_at > self.at.get(model.model.source, 0.0):
-                self.at[model.model.source] = used_at
+        for supervisor in everyone():
+            source, used_at = supervisor.model.source, supervisor.traffic.use.last_at
+            if used_at is not None and used_at > self.at.get(source, 0.0):
+                self.at[source] = used_at
 
     async def close(self, everyone: Everyone) -> None:
         await self._tasks.cancel_all()

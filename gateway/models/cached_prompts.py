@@ -78,7 +78,9 @@ class CachedPrompts:
         prompts from the disk, as workers may write prompts there when they let go of them: those of
         `model_id`, or all if it is None.
         """
-        reclaimed = await asyncio.gather(*(model.clear_prompts(_WORKER_S) for model in supervisors))
+        reclaimed = await asyncio.gather(
+            *(supervisor.clear_prompts(_WORKER_S) for supervisor in supervisors)
+        )
         failures = [
             f"the worker of {supervisor.model.id!r} didn't let go of its prompts within "
             f"{_WORKER_S:g} s"

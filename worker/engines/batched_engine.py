@@ -162,7 +162,7 @@ class BatchedEngine(QueuedEngine):
                 wanted = batch.sizes(joining, _soon_tokens)
             case batches:
                 wanted = [size for batch in batches for size in batch.sizes(length=_soon_tokens)]
-                wanted += [BatchSize(1, number) for number in joining]
+                wanted += [BatchSize(1, tokens) for tokens in joining]
         last = self._last_to_put_aside()
         alone = BatchSize(1, (last[1].tokens if last else joining[0]) + AHEAD_TOKENS)
         if self._waiting:

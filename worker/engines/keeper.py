@@ -152,11 +152,11 @@ class PromptKeeper:
         return self.cache.restore(sequence.path, len(sequence.token_ids))
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        for key in self._asked.keys() & set(request_ids):
-            del self._asked[key]
-        for text in self._fetching.intersection(request_ids):
-            self.cache.forget(text)
-            self._fetching.discard(text)
+        for request_id in self._asked.keys() & set(request_ids):
+            del self._asked[request_id]
+        for request_id in self._fetching.intersection(request_ids):
+            self.cache.forget(request_id)
+            self._fetching.discard(request_id)
 
     def store_blocks(
         self, running: Iterable[CachedRow], ended: Iterable[CachedRow], sizes: list[BatchSize]

@@ -101,8 +101,9 @@ class RowBatch:
         """
         if len(self._prefilling) + len(self._lone) >= self._prompts or self._at_end:
             return False
-        left = (row.tokens - row.seen_tokens for row in self._together)
-        return sum(number for number in left if number <= _MUCH_LONGER * tokens) < _ENOUGH_TOKENS
+        left_tokens = [row.tokens - row.seen_tokens for row in self._together]
+        limit_tokens = _MUCH_LONGER * tokens
+        return sum(left for left in left_tokens if left <= limit_tokens) < _ENOUGH_TOKENS
 
     def prefills_beyond(self, tokens: int) -> bool:
         """Whether a row in prefill has seen many more than `tokens` tokens. A sequence of `tokens`
@@ -353,7 +354,7 @@ class RowBatch:
         return [CachedRow(row, *caches) for row, caches in ended if row.cached_blocks is not None]
 
     def _remove_rows(self, uids: list[int]) -> None:
-        joined = [number for number in uids if number not in self._lone]
+        joined = [uid for uid in uids if uid not in self._lone]
         if joined:
             self._generator.remove(joined)
         for uid in uids:

@@ -182,7 +182,7 @@ class PromptCache:
             snapshot = None if key is None else self._blocks.get(key)
         if not keys:
             return None
-        caches = self._cutter.join([self._blocks.get(data) for data in keys], snapshot)
+        caches = self._cutter.join([self._blocks.get(block_key) for block_key in keys], snapshot)
         self._use(path.to_depth(depth))
         return RestoredCaches(caches, depth * BLOCK_TOKENS)
 
@@ -219,7 +219,7 @@ class PromptCache:
         begin, end = self.depth(path, tokens), self._stored_depth(path, tokens)
         if end <= begin:
             return []
-        keys = [data for data in path.keys[:end] if data not in self._blocks]
+        keys = [key for key in path.keys[:end] if key not in self._blocks]
         bytes_ = len(keys) * self.block_bytes
         if not self.speeds.worth_reading(bytes_, (end - begin) * BLOCK_TOKENS):
             return []
@@ -325,7 +325,11 @@ class PromptCache:
             self._want_stored(key, _PendingBlock(path.keys[-1], b"", "snapshot"))
             self._snapshots.mark_stored(key)
         snapshots = self._snapshots_of(path.keys)
-        spared = {depth for depth, data in snapshots.items() if self._snapshots.is_at_message(data)}
+        spared = {
+            depth
+            for depth, snapshot in snapshots.items()
+            if self._snapshots.is_at_message(snapshot)
+        }
         for depth in superfluous(list(snapshots), spared):
             self._drop_snapshot(snapshots[depth])
 
@@ -452,8 +456,8 @@ class PromptCache:
         """Drop the inner snapshots whose loss costs least, but none in `spared`, until at most
         `most_bytes` are left or inner snapshots have their share.
         """
-        for snapshot in [data for data in self._snapshots if data not in self._blocks]:
-            self._snapshots.drop(snapshot)
+        for gone in [key for key in self._snapshots if key not in self._blocks]:
+            self._snapshots.drop(gone)
         inner_bytes = self._blocks.bytes_of(self._snapshots.inner)
         while self._blocks.bytes_ > most_bytes and inner_bytes > _INNER_SHARE * most_bytes:
             key = self._snapshots.least(spared)
@@ -469,14 +473,16 @@ class PromptCache:
         if self.needs_snapshots:
             snapshots = self._snapshots_of(path.keys)
             self._snapshots.use(list(snapshots.items()), len(path.keys), path.boundaries)
-            self._blocks.use(data for key in path.keys for data in (key, snapshot_key(key)))
+            self._blocks.use(
+                key for block_key in path.keys for key in (block_key, snapshot_key(block_key))
+            )
         else:
             self._blocks.use(path.keys)
 
     def _snapshots_of(self, keys: Sequence[bytes]) -> dict[int, bytes]:
         """The snapshots in memory at the ends of these blocks, by their depths."""
         keys_by_depth = ((depth, snapshot_key(key)) for depth, key in enumerate(keys, start=1))
-        return {depth: data for depth, data in keys_by_depth if data in self._blocks}
+        return {depth: key for depth, key in keys_by_depth if key in self._blocks}
 
     def _beginning(self, path: Path) -> frozenset[bytes]:
         """The keys of a path's blocks, and the key of its deepest snapshot in memory."""

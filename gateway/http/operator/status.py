@@ -396,11 +396,11 @@ async def health(request: HttpRequest) -> Response:
         uptime_s=fleet.uptime_s,
         models=[
             ModelHealth(
-                model.model.id,
-                model.state,
-                None if model.worker is None else model.worker.report.last_step_age_s,
+                supervisor.model.id,
+                supervisor.state,
+                None if supervisor.worker is None else supervisor.worker.report.last_step_age_s,
             )
-            for model in supervisors
+            for supervisor in supervisors
         ],
         faults=faults if caller.admin or caller.reads else [],
         deep=deep,
