@@ -6,8 +6,9 @@
 3. The workers move: they hold their messages back until the successor listens (`handover`).
 4. The successor gets the state of each object, and continues it (`state`, `takeover`).
 5. The successor serves. It also computes the answers for the clients of this gateway, and sends
-   these answers to this gateway, which has the connections (`relay`).
-6. This gateway gives up its other work, and serves its last clients (`departure`).
+   these answers to this gateway, which has the connections (`successor_relay`).
+6. This gateway gives up its other work. It gives idle connections to the successor, and serves its
+   last clients (`departure`).
 7. The process ends, or stands in for the successor (`stand_in`).
 
 If a step before the fifth fails, the successor is ended, and this gateway goes on.
