@@ -10,7 +10,7 @@ from typing import Final
 import mlx.core as mx
 from mlx_lm.generate import generation_stream
 
-from worker.engines.batched import BatchedEngine
+from worker.engines.batched_engine import BatchedEngine
 from worker.engines.room import CacheRoom, CacheSizes
 from worker.engines.sequence import Sequence as Row
 from worker.load.loading import LoadedModel

@@ -33,10 +33,10 @@ from bench.machine import describe_machine
 from bench.models import random_qwen3
 from gateway.config.model_folders import DEMO_FOLDER
 from protocol.requests import Constraint, Generate, Sampling, TextPrompt
-from worker.engines.batched import BatchedEngine
+from worker.engines.batched_engine import BatchedEngine
 from worker.engines.decoding import Caches
-from worker.engines.drawing import make_draft
 from worker.engines.room import CacheRoom, Context, measure
+from worker.engines.row_computer import make_draft
 from worker.engines.sequence import Sequence, Token
 from worker.load.loading import LoadedModel, load
 from worker.prompt_cache.path import Paths

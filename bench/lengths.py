@@ -25,7 +25,7 @@ from mlx_lm.generate import generation_stream
 from bench.copying import EIGHT_BILLION
 from bench.machine import describe_machine
 from bench.models import random_qwen3
-from worker.engines.batched import BatchedEngine
+from worker.engines.batched_engine import BatchedEngine
 from worker.engines.room import CacheRoom, measure
 from worker.engines.sequence import Sequence as Row
 from worker.mlx_lm.caches import make_caches
@@ -121,7 +121,7 @@ def _decoding(model: Any, *batches: Sequence[Row]) -> BatchedEngine:
     most_rows = sum(len(rows) for rows in batches)
     engine = BatchedEngine(model, (), most_rows, CacheRoom(measure(model)), guesses=False)
     if len(batches) > 1:
-        engine._drawing, engine._grouping = None, ONE_GROUP
+        engine._computer, engine._grouping = None, ONE_GROUP
     dtype = model.model.norm.weight.dtype
     for rows in batches:
         batch = engine._open()

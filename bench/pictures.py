@@ -27,7 +27,7 @@ from bench.machine import describe_machine
 from gateway.config.model_folders import DEMO_FOLDER
 from protocol.requests import ChatMessage, ChatPrompt, Generate, Picture, Sampling
 from tests.support.picture_model import picture_model
-from worker.engines.batched import BatchedEngine
+from worker.engines.batched_engine import BatchedEngine
 from worker.engines.decoding import Caches
 from worker.engines.room import CacheRoom, Context, measure
 from worker.load.loading import LoadedModel, load

@@ -87,7 +87,7 @@ def _print_row(name: str, time_: Time, unit: float, target: str) -> None:
 
 def _measure(model: Path, parsed: argparse.Namespace) -> list[StallTimes]:
     # Not above: the import of MLX takes hold of a GPU.
-    from worker.engines.batched import BatchedEngine
+    from worker.engines.batched_engine import BatchedEngine
     from worker.engines.room import CacheRoom, measure
     from worker.load.loading import load
     from worker.runtime.warm import WarmUp

@@ -26,7 +26,7 @@ from bench.models import TINY, build_model, built_model, model_parser
 from gateway.config.model_folders import DEMO_FOLDER
 from protocol.requests import Constraint, Generate, Sampling, TextPrompt
 from tests.worker.structure.hostile import HOSTILE
-from worker.engines.batched import BatchedEngine
+from worker.engines.batched_engine import BatchedEngine
 from worker.engines.room import Context
 from worker.load.loading import LoadedModel, load
 from worker.prompt_cache.path import Paths

@@ -1,4 +1,5 @@
-"""Draws which room imports which: `python -m docs.rooms` writes docs/rooms.md.
+"""Draws which room imports which, and lists the conductors: `python -m docs.rooms` writes
+docs/rooms.md.
 
 The rooms and their order are those of the layers in pyproject.toml, which `make check` enforces.
 Rows and columns are in that order, so an import of a higher room would stand right of the diagonal.
@@ -6,6 +7,7 @@ Rows and columns are in that order, so an import of a higher room would stand ri
 
 from __future__ import annotations
 
+import ast
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,12 +18,31 @@ import grimp
 ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = ROOT / "docs" / "rooms.md"
 
+# The files that tell the steps of a way in order, and call the files that do them.
+CONDUCTORS: Final = (
+    "gateway/http/generation/text_request.py",
+    "gateway/http/passing/pass_on.py",
+    "gateway/models/load.py",
+    "gateway/models/readings.py",
+    "gateway/models/recovery.py",
+    "gateway/server/upgrade/upgrade.py",
+    "worker/runtime/engine_loop.py",
+)
+
 _HEAD: Final = """\
 # Rooms and their imports
 
 `make rooms` draws this page from the code. A dot says that the room of its row imports the room of
 its column. The rooms of a package stand in one order, the lowest first, so no dot is right of the
 diagonal (`\\`). `make check` enforces the order.
+"""
+_CONDUCTORS_HEAD: Final = """\
+## Conductors
+
+Each of these files tells the steps of one way in order, and calls the files that do the steps.
+
+| file | way |
+|---|---|
 """
 
 
@@ -31,7 +52,8 @@ def main() -> None:
 
 def page() -> str:
     """The text of docs/rooms.md."""
-    return "\n".join([_HEAD, *(_drawing(package, rooms) for package, rooms in layers())])
+    drawings = (_drawing(package, rooms) for package, rooms in layers())
+    return "\n".join([_HEAD, *drawings, _conductors()])
 
 
 def layers() -> Iterator[tuple[str, list[str]]]:
@@ -42,6 +64,16 @@ def layers() -> Iterator[tuple[str, list[str]]]:
             (package,) = contract["containers"]
             beside = (layer.split("|") for layer in reversed(contract["layers"]))
             yield package, [room.strip() for layer in beside for room in layer]
+
+
+def _conductors() -> str:
+    return _CONDUCTORS_HEAD + "".join(f"| `{file}` | {_title(file)} |\n" for file in CONDUCTORS)
+
+
+def _title(file: str) -> str:
+    """The first paragraph of a file's docstring."""
+    docstring = ast.get_docstring(ast.parse((ROOT / file).read_text("utf-8"))) or ""
+    return " ".join(docstring.partition("\n\n")[0].split()).rstrip(".:")
 
 
 def _drawing(package: str, rooms: list[str]) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
-from protocol.message import Message, TokenId
+from protocol.message_base import Message, TokenId
 
 
 class Part(Struct, frozen=True, array_like=True):

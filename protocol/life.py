@@ -6,7 +6,7 @@ from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
 
-from protocol.message import Message
+from protocol.message_base import Message
 from protocol.requests import SamplingDefaults
 
 

@@ -40,7 +40,7 @@ from protocol.life import (
     Stay,
     Stop,
 )
-from protocol.message import Message, digest
+from protocol.message_base import Message, digest
 from protocol.requests import Cancel, Embed, Generate
 
 GatewayMessage: TypeAlias = (

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import Struct
 
-from protocol.message import Message, TokenId
+from protocol.message_base import Message, TokenId
 
 # The most bytes of all encoded pictures of one request: as many as a body of 32 MiB can hold in
 # base64. Pictures and texts together fit into one frame.
@@ -76,7 +76,7 @@ class TextPrompt(Struct, frozen=True, tag="text", tag_field="kind"):
 
 
 class TokenPrompt(Struct, frozen=True, tag="tokens", tag_field="kind"):
-    """Token ids, packed by `protocol.message`."""
+    """Token ids, packed by `protocol.message_base`."""
 
     token_ids: bytes
 

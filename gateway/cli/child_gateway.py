@@ -32,7 +32,7 @@ from gateway.config.settings import Flags
 from gateway.system.child import Child
 from gateway.system.log_lines import readable
 from gateway.system.state_dir import StateDir
-from protocol.message import EndpointError, endpoint
+from protocol.message_base import EndpointError, endpoint
 
 Arguments = ParamSpec("Arguments")
 

@@ -1,4 +1,7 @@
-"""bulkhead models, list, show and rm: the served models, and the models on the disks"""
+"""bulkhead models, list, show and rm: the served models, and the models on the disks
+
+If no gateway runs, `list`, `show` and `rm` ask a temporary one (`child_gateway.py`).
+"""
 
 from __future__ import annotations
 

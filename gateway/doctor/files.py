@@ -22,7 +22,7 @@ from gateway.system.file_access import away, denied
 from gateway.system.notation import format_size
 from gateway.system.state_dir import StateDir
 from gateway.system.state_file import written_by_others
-from protocol.message import (
+from protocol.message_base import (
     MAX_SOCKET_PATH_BYTES,
     EndpointError,
     endpoint,

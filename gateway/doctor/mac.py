@@ -108,7 +108,7 @@ PROBES: Final = (
     MacProbe(
         "greedy text",
         "it is the same alone and in a batch of 8, where kernels don't depend on the batch",
-        "gateway/models/recovery.py, worker/engines/batched.py",
+        "gateway/models/recovery.py, worker/engines/batched_engine.py",
         processes.look_at_greedy_text,
     ),
     MacProbe(

@@ -1,4 +1,15 @@
-"""The ASGI application."""
+"""The ASGI application. A request meets its middlewares in this order:
+
+1. `Addresses` serves each address of /v1 also without /v1.
+2. `AccessLog` gives the response its x-request-id, and writes the line of the log.
+3. `OriginMiddleware` refuses a foreign Host or Origin.
+4. `AuthMiddleware` finds the caller by the key, and keeps the request within the key's limits.
+5. `NoCycles` refuses a request that comes back to this gateway through upstreams.
+6. `Heads` answers HEAD.
+7. `CompressedBodies` decodes the body.
+
+After that the routes get the request (`ROUTES`). An answer meets the middlewares in reverse.
+"""
 
 from __future__ import annotations
 

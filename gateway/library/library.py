@@ -61,10 +61,10 @@ class LastUsed:
         self._tasks.start(self._read(everyone), "read")
 
     def collect(self, everyone: Everyone) -> None:
-        for model in everyone():
-            used_at = model.traffic.use.last_at
-            if used_at is not None and used_at > self.at.get(model.model.source, 0.0):
-                self.at[model.model.source] = used_at
+        for supervisor in everyone():
+            source, used_at = supervisor.model.source, supervisor.traffic.use.last_at
+            if used_at is not None and used_at > self.at.get(source, 0.0):
+                self.at[source] = used_at
 
     async def close(self, everyone: Everyone) -> None:
         await self._tasks.cancel_all()
@@ -218,9 +218,13 @@ class Library:
     def _room(self) -> Room:
         ledger = self._fleet.scheduler.admission.ledger
         # Loans that nothing needs are called back for another model, so they count as free.
-        loose_bytes = sum(allocation.loose_bytes for allocation in ledger.allocations)
+        unneeded_loan_bytes = sum(
+            allocation.unneeded_loan_bytes for allocation in ledger.allocations
+        )
         return Room(
-            ledger.free_bytes + loose_bytes, ledger.possible_bytes, self._fleet.process_bytes
+            ledger.free_bytes + unneeded_loan_bytes,
+            ledger.possible_bytes,
+            self._fleet.process_bytes,
         )
 
     async def _ids_by_source(self) -> dict[str, str]:

@@ -210,16 +210,18 @@ class Admission:
         """
         orders = MemoryOrders(self.ledger, now)
         lent = [
-            allocation for allocation in self.ledger.steady if allocation.loose_bytes > NOISE_BYTES
+            allocation
+            for allocation in self.ledger.steady
+            if allocation.unneeded_loan_bytes > NOISE_BYTES
         ]
         for allocation in lent:
-            orders.recall(allocation, allocation.limit_bytes - allocation.loose_bytes)
+            orders.recall(allocation, allocation.limit_bytes - allocation.unneeded_loan_bytes)
         if not lent or all_idle:
             self.ledger.share_companions(self._claims)
             idle = [
                 allocation
                 for allocation in self.ledger.allocations
-                if allocation.leaves and allocation.idle
+                if allocation.evictable and allocation.idle
             ]
             idle.sort(key=lambda allocation: (allocation.reserved, *worth(allocation, now)))
             for allocation in idle if all_idle else idle[:1]:

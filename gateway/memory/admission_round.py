@@ -142,7 +142,7 @@ class AdmissionRound:
         for allocation in sorted(self._ledger.steady, key=self._worth):
             rivals = self._ledger.rivals([allocation.model_id])
             present = [other for other in rivals if not other.ending]
-            if present and allocation.leaves:
+            if present and allocation.evictable:
                 self.orders.evict(allocation, present[0].model_id)
 
     def _worth(self, allocation: Allocation) -> tuple[int, float, float]:
@@ -169,18 +169,18 @@ class AdmissionRound:
         if not overgrown:
             # Only floors are left, and the budget is smaller than their sum.
             missing_bytes -= self._end(
-                [allocation for allocation in steady if allocation.yields], missing_bytes
+                [allocation for allocation in steady if allocation.evictable_for_any], missing_bytes
             )
-            self._end([allocation for allocation in steady if allocation.leaves], missing_bytes)
+            self._end([allocation for allocation in steady if allocation.evictable], missing_bytes)
 
     def _end(self, candidates: list[Allocation], missing_bytes: int) -> int:
         """Evict as many candidates as are needed to free `missing_bytes`. Returns the bytes that
         their ends will free.
         """
         chosen = enough_to_evict(
-            candidates, missing_bytes, self._now, lambda allocation: allocation.going_bytes
+            candidates, missing_bytes, self._now, lambda allocation: allocation.freed_by_end_bytes
         )
-        brought_bytes = sum(allocation.going_bytes for allocation in chosen)
+        brought_bytes = sum(allocation.freed_by_end_bytes for allocation in chosen)
         for allocation in chosen:
             self.orders.evict(allocation, None)
         return brought_bytes

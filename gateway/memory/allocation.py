@@ -143,7 +143,7 @@ class Allocation(Struct):
         return max(0, self.obeyed_bytes - self.limit_bytes, unread_bytes - self.limit_bytes)
 
     @property
-    def going_bytes(self) -> int:
+    def freed_by_end_bytes(self) -> int:
         """Bytes that the model's end would free, beside those that are being freed already."""
         return self.committed_bytes - self.coming_bytes
 
@@ -153,15 +153,15 @@ class Allocation(Struct):
         return self.obeyed_bytes <= self.limit_bytes
 
     @property
-    def loose_bytes(self) -> int:
+    def unneeded_loan_bytes(self) -> int:
         """The part of the loan that neither the running sequences nor the next sequence need."""
         needed_bytes = max(self.need.used_bytes, self.need.least_bytes)
         return max(0, self.limit_bytes - max(self.floor_bytes, needed_bytes))
 
     @property
     def idle_loan_bytes(self) -> int:
-        """The part of `loose_bytes` that the prompt cache doesn't need either."""
-        return max(0, self.loose_bytes - self.need.cache_bytes)
+        """The part of `unneeded_loan_bytes` that the prompt cache doesn't need either."""
+        return max(0, self.unneeded_loan_bytes - self.need.cache_bytes)
 
     @property
     def rows_bytes(self) -> int:
@@ -198,13 +198,13 @@ class Allocation(Struct):
         return max(self.last_used, self.companions_used)
 
     @property
-    def yields(self) -> bool:
+    def evictable_for_any(self) -> bool:
         """Whether the model may be evicted for any other model. A reserved model may not, since no
         other model would get its room.
         """
-        return self.leaves and not self.reserved
+        return self.evictable and not self.reserved
 
     @property
-    def leaves(self) -> bool:
+    def evictable(self) -> bool:
         """Whether the model may be evicted because memory is short, or for a rival."""
         return self.steady and not self.pinned

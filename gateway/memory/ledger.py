@@ -129,7 +129,7 @@ class Ledger:
         companions are loaded yet or not.
         """
         companions = self.groups.companions(model_id)
-        absent = [companion for companion in companions if not self.has_room(companion)]
+        absent = [companion for companion in companions if not self.is_present(companion)]
         reserved = [text for text in absent if self.groups.reserved(text)]
         absent_bytes = sum(self.floors.get(name, 0) for name in absent)
         counted_bytes = sum(self.floors.get(name, 0) for name in reserved)
@@ -145,18 +145,18 @@ class Ledger:
 
     def reserved_beside(self, model_ids: Iterable[str]) -> int:
         """Bytes to keep free beside these models, for reserved models that aren't loaded."""
-        there = filter(self.has_room, self._allocations)
+        there = filter(self.is_present, self._allocations)
         return self._reserved_bytes({*there, *model_ids})
 
     def reserved_for(self, group: Group) -> int:
         """Bytes to keep free for the members of one group."""
-        there = {model for model in group.models if self.has_room(model)}
+        there = {model for model in group.models if self.is_present(model)}
         return reserved_bytes(group, self.floors, there)
 
     def _reserved_bytes(self, present: Collection[str]) -> int:
         return sum(reserved_bytes(group, self.floors, present) for group in self.groups.reserving)
 
-    def has_room(self, model_id: str) -> bool:
+    def is_present(self, model_id: str) -> bool:
         """Whether a model is loaded, or about to be, and isn't ending."""
         allocation = self._allocations.get(model_id)
         return allocation is not None and not allocation.ending

@@ -162,9 +162,9 @@ class Loans:
         the bytes that are called back.
         """
         above_bytes = min(allocation.lent_bytes - target_bytes, allocation.rows_bytes)
-        if above_bytes > allocation.loose_bytes:
+        if above_bytes > allocation.unneeded_loan_bytes:
             if self._now - allocation.rebalanced_at < REBALANCE_S:
-                above_bytes = allocation.loose_bytes
+                above_bytes = allocation.unneeded_loan_bytes
             else:
                 allocation.rebalanced_at = self._now
         if min(short_bytes, above_bytes) <= NOISE_BYTES and above_bytes < allocation.lent_bytes:
@@ -226,14 +226,14 @@ class IdleEviction:
             lender for lender in self._ledger.steady if self._idle_long_enough(allocation, lender)
         ]
         for lender in enough_to_evict(
-            idle, missing_bytes, self._now, lambda lender: lender.going_bytes
+            idle, missing_bytes, self._now, lambda lender: lender.freed_by_end_bytes
         ):
-            missing_bytes -= lender.going_bytes
+            missing_bytes -= lender.freed_by_end_bytes
             self._orders.evict(lender, allocation.model_id)
         return max(0, -missing_bytes)
 
     def _idle_long_enough(self, allocation: Allocation, idle: Allocation) -> bool:
-        if not idle.yields or not idle.idle or idle.priority > allocation.priority:
+        if not idle.evictable_for_any or not idle.idle or idle.priority > allocation.priority:
             return False
         protected_s = self._reclaim.protected_s(idle)
         unused_since = max(idle.used_at, idle.ready_at or 0.0)

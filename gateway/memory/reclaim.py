@@ -45,7 +45,7 @@ class Reclaim:
             if allocation.model_id not in claim.model_ids
         ]
         others.sort(key=self._worth)
-        rows = [other for other in others if self._may_take_rows(claim, other)]
+        models = [other for other in others if self._may_take_rows(claim, other)]
         busy = [other for other in others if not other.idle and self._may_displace(claim, other)]
 
         def bytes_without_displacing(allocation: Allocation) -> int:
@@ -53,26 +53,26 @@ class Reclaim:
             evicted, otherwise a part of its loan.
             """
             if allocation.idle and self._may_evict_for(claim, allocation):
-                return allocation.going_bytes
+                return allocation.freed_by_end_bytes
             return (
                 self._rows_bytes(claim, allocation)
-                if allocation in rows
-                else allocation.loose_bytes
+                if allocation in models
+                else allocation.unneeded_loan_bytes
             )
 
         def bytes_of_displacing(allocation: Allocation) -> int:
-            return allocation.going_bytes - bytes_without_displacing(allocation)
+            return allocation.freed_by_end_bytes - bytes_without_displacing(allocation)
 
         # If busy models must be evicted, they go first. Other models then give only the rest.
         uncovered_bytes = missing_bytes - sum(map(bytes_without_displacing, others))
         going = enough_to_evict(busy, uncovered_bytes, self._now, bytes_of_displacing)
         if sum(map(bytes_of_displacing, going)) < uncovered_bytes:
             return False
-        missing_bytes -= sum(allocation.going_bytes for allocation in going)
+        missing_bytes -= sum(allocation.freed_by_end_bytes for allocation in going)
         for ending in going:
             self._orders.evict(ending, claim.model_id)
         others = [other for other in others if not other.ending]
-        self.recall_and_evict(missing_bytes, claim, others, rows)
+        self.recall_and_evict(missing_bytes, claim, others, models)
         return True
 
     def recall_and_evict(
@@ -80,30 +80,32 @@ class Reclaim:
         missing_bytes: int,
         claim: Claim | None,
         lenders: list[Allocation],
-        rows: list[Allocation],
+        models: list[Allocation],
     ) -> int:
         """Take the missing bytes, in this order: idle loans of `lenders`, memory of their prompt
         caches, idle `lenders` (by eviction), memory of the running sequences of the models in
-        `rows`. Returns the bytes still missing.
+        `models`. Returns the bytes still missing.
         """
         for lender in lenders:
             missing_bytes -= self._orders.recall_some(lender, missing_bytes, lender.idle_loan_bytes)
         for lender in lenders:
-            missing_bytes -= self._orders.recall_some(lender, missing_bytes, lender.loose_bytes)
+            missing_bytes -= self._orders.recall_some(
+                lender, missing_bytes, lender.unneeded_loan_bytes
+            )
         idle = [
             allocation
             for allocation in lenders
             if allocation.idle and self._may_evict_for(claim, allocation)
         ]
         for allocation in enough_to_evict(
-            idle, missing_bytes, self._now, lambda allocation: allocation.going_bytes
+            idle, missing_bytes, self._now, lambda allocation: allocation.freed_by_end_bytes
         ):
-            missing_bytes -= allocation.going_bytes
+            missing_bytes -= allocation.freed_by_end_bytes
             self._orders.evict(allocation, None if claim is None else claim.model_id)
-        for row in rows:
-            if not row.ending:
-                most_bytes = self._rows_bytes(claim, row)
-                missing_bytes -= self._orders.recall_some(row, missing_bytes, most_bytes)
+        for model in models:
+            if not model.ending:
+                most_bytes = self._rows_bytes(claim, model)
+                missing_bytes -= self._orders.recall_some(model, missing_bytes, most_bytes)
         return missing_bytes
 
     def evict_rivals(self, claim: Claim, rivals: list[Allocation]) -> bool:
@@ -165,8 +167,8 @@ class Reclaim:
         may not: it is loaded together with them.
         """
         if claim is None:
-            return allocation.yields
-        return allocation.yields and allocation.model_id not in self._companions(claim)
+            return allocation.evictable_for_any
+        return allocation.evictable_for_any and allocation.model_id not in self._companions(claim)
 
     def _companions(self, claim: Claim) -> frozenset[str]:
         return self._ledger.groups.companions_of(claim.model_ids)
@@ -175,7 +177,7 @@ class Reclaim:
         return self._may_evict_for(claim, allocation) and self._has_right(claim, allocation)
 
     def _may_evict_rival(self, claim: Claim, rival: Allocation) -> bool:
-        return rival.leaves and (rival.idle or self._has_right(claim, rival))
+        return rival.evictable and (rival.idle or self._has_right(claim, rival))
 
     def _has_right(self, claim: Claim, allocation: Allocation) -> bool:
         """Whether the claim may displace a busy model."""

@@ -17,11 +17,11 @@ from gateway.memory.fitting import Learned
 from gateway.memory.forecast import misfits
 from gateway.memory.leak_check import LeakCheck, write_stranded
 from gateway.memory.scheduler import MemoryLimits, MemoryScheduler
+from gateway.models.cached_prompts import CachedPrompts
 from gateway.models.disks import Disks
 from gateway.models.lifecycle import ModelEvent, State
 from gateway.models.model_memory import GatewayParts
 from gateway.models.model_supervisor import ModelSupervisor
-from gateway.models.prompts import Prompts
 from gateway.models.readings import Readings
 from gateway.models.roster import Roster
 from gateway.requests import refusals
@@ -39,7 +39,7 @@ from gateway.workers.ssh_host import Hosts
 from gateway.workers.starter import Channel, Starter
 from gateway.workers.worker import Worker
 from gateway.workers.worker_log import WorkerLog
-from protocol.message import endpoint
+from protocol.message_base import endpoint
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class Fleet:
             self.hosts,
         )
         self._state_dir = state_dir
-        self.prompts = Prompts(state_dir.prompts, settings.prompt_cache)
+        self.prompts = CachedPrompts(state_dir.prompts, settings.prompt_cache)
         self.roster = Roster(
             models,
             self._new_supervisor,
@@ -179,8 +179,8 @@ class Fleet:
     @property
     def workers(self) -> list[Worker]:
         """Every worker, spares among them."""
-        models = (model.worker for model in self.roster.everyone)
-        return [*(worker for worker in models if worker is not None), *self.spares]
+        workers = (supervisor.worker for supervisor in self.roster.everyone)
+        return [*(worker for worker in workers if worker is not None), *self.spares]
 
     def configure(self, models: Iterable[Model], settings: Settings, budget_bytes: int) -> None:
         """Take another configuration. Models that haven't changed go on undisturbed."""
@@ -255,7 +255,9 @@ class Fleet:
         self.scheduler.freeze()
         try:
             async with asyncio.timeout(seconds):
-                while unsettled := [model for model in self.roster.everyone if model.unsettled]:
+                while unsettled := [
+                    supervisor for supervisor in self.roster.everyone if supervisor.unsettled
+                ]:
                     await unsettled[0].condition.until(lambda: not unsettled[0].unsettled)
         except BaseException:
             self.scheduler.thaw()
@@ -269,9 +271,9 @@ class Fleet:
         for supervisor in self.roster.everyone:
             supervisor.traffic.hand_over(successor)
         return {
-            model.model.id: self._starter.new_channel()
-            for model in self.roster.everyone
-            if model.worker is not None
+            supervisor.model.id: self._starter.new_channel()
+            for supervisor in self.roster.everyone
+            if supervisor.worker is not None
         }
 
     def take_back(self) -> None:
@@ -337,7 +339,8 @@ class Fleet:
         for supervisor in self.roster.everyone:
             supervisor.end()
         await asyncio.gather(
-            self._starter.spares.close(), *(model.until_ended() for model in self.roster.everyone)
+            self._starter.spares.close(),
+            *(supervisor.until_ended() for supervisor in self.roster.everyone),
         )
         self.phase = Phase.STOPPED
         self._wakefulness.end()
@@ -357,8 +360,9 @@ class Fleet:
         if self._handing_over:
             return
         now = self.now()
-        for model in self.roster.everyone:
-            self._tasks.attempt(functools.partial(model.tick, now, REMINDER_S), model.model.id)
+        for supervisor in self.roster.everyone:
+            tick = functools.partial(supervisor.tick, now, REMINDER_S)
+            self._tasks.attempt(tick, supervisor.model.id)
         self._tasks.attempt(
             functools.partial(self.scheduler.tick, self.readings.host.pressure), "memory"
         )
@@ -379,8 +383,10 @@ class Fleet:
         """Whether the machine is to stay awake."""
         if not self._in_force.settings.gateway.keep_awake:
             return False
-        return self._loading() or any(model.traffic.busy for model in self.roster.everyone)
+        return self._loading() or any(
+            supervisor.traffic.busy for supervisor in self.roster.everyone
+        )
 
     def _loading(self) -> bool:
-        states = (model.state for model in self.roster.everyone)
+        states = (supervisor.state for supervisor in self.roster.everyone)
         return any(state in (State.STARTING, State.LOADING) for state in states)

@@ -125,7 +125,7 @@ class ModelSupervisor:
 
     async def until_ended(self) -> None:
         """Wait until the worker has ended, or has survived its shutdown sequence."""
-        await self.condition.until(lambda: self._worker is None or self._worker.given_up)
+        await self.condition.until(lambda: self._worker is None or self._worker.survived_kill)
 
     async def clear_prompts(self, deadline_s: float) -> int | None:
         """Have the worker let go of the prompts in its memory.
@@ -413,8 +413,8 @@ class ModelSupervisor:
         if self.worker is not None:
             self.recovery.deaths.loaded(self.worker.report.fingerprint)
         loaded_or_refused = (State.READY, State.BACKOFF, State.FAILED, State.HELD)
-        given_up = self.state is State.UNLOADED and before is State.WAITING
-        if self.state in loaded_or_refused or given_up:
+        withdrawn = self.state is State.UNLOADED and before is State.WAITING
+        if self.state in loaded_or_refused or withdrawn:
             self._load_ordered = False
 
     def perform(self, effect: Effect, event: ModelEvent, refusal: Refusal) -> None:

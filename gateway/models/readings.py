@@ -10,7 +10,9 @@
 8. `LeakCheck` compares the machine's wired memory with the footprints of all workers.
 
 The machine's memory, the gateway's own footprint, and the processes that workers have started are
-read beside that.
+read beside that. The decisions have two other inputs. `Fleet` passes the machine's memory pressure
+to `MemoryScheduler.tick`. The floor of each model comes from its estimate, which is made at a load
+(`gateway/memory/estimator.py`, `gateway/memory/fitting.py`).
 """
 
 from __future__ import annotations

@@ -133,8 +133,8 @@ class Roster:
         model with a worker.
         """
         await self._tasks.cancel_all()
-        left = [model.release() for model in self.everyone]
-        return [model for model in left if model is not None]
+        left = [supervisor.release() for supervisor in self.everyone]
+        return [released for released in left if released is not None]
 
     async def close(self) -> None:
         """To be called when no worker is left."""
@@ -151,7 +151,7 @@ class Roster:
             await supervisor.close()
 
     def _register(self) -> None:
-        self._scheduler.register(model.model_memory for model in self.everyone)
+        self._scheduler.register(supervisor.model_memory for supervisor in self.everyone)
         self._by_name = self._names()
 
     def _names(self) -> dict[str, ModelSupervisor]:

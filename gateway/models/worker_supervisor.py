@@ -66,7 +66,7 @@ class WorkerSupervisor:
         self.worker.memory.granted_bytes = self._model_memory.granted_bytes
 
     @property
-    def given_up(self) -> bool:
+    def survived_kill(self) -> bool:
         """Whether the worker has survived its shutdown sequence."""
         return self._shutdown is not None and self._shutdown.done()
 

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from protocol.answers import Embedded, Guesses
-from protocol.message import BYTES_PER_TOKEN, pack, unpack
+from protocol.message_base import BYTES_PER_TOKEN, pack, unpack
 from protocol.requests import ChatPrompt, Embed, Generate, Prompt, TextPrompt, TokenPrompt
 
 # A request is to blame if another worker dies within so many tokens after the first death.

@@ -19,7 +19,7 @@ from gateway.system.events import EventLog, Kind
 from gateway.system.refusal import Refusal
 from protocol.answers import Costs, Delta, Embedded, Output, Rendered, RequestFailed, Text, Usage
 from protocol.life import Ability
-from protocol.message import Message
+from protocol.message_base import Message
 from protocol.messages import ProtocolError
 from protocol.requests import Cancel, Embed, SamplingDefaults
 
@@ -87,7 +87,7 @@ class Traffic:
     """
 
     def __init__(
-        self, model_id: str, bounds: QueueBounds, host: QueueOwner, events: EventLog
+        self, model_id: str, bounds: QueueBounds, owner: QueueOwner, events: EventLog
     ) -> None:
         self.use = Use()
         self.prompt_tokens = 0
@@ -95,7 +95,7 @@ class Traffic:
         self.meter = ModelMeter()
         self._model_id = model_id
         self.queue = RequestQueue(bounds.depth, bounds.concurrency, bounds.priority)
-        self._host = host
+        self._owner = owner
         self._quarantine = Quarantine()
         self._events = events
         self._connection: WorkerConnection | None = None
@@ -143,7 +143,7 @@ class Traffic:
         left_s = self._quarantine.remaining_s(request.task, self._loop.time())
         if left_s is not None:
             raise self._turned_away(request, refusals.quarantined(self._model_id, left_s))
-        full = refusals.queue_full(self._model_id, self.queue.depth, self._host.load_s)
+        full = refusals.queue_full(self._model_id, self.queue.depth, self._owner.load_s)
         try:
             leaving = self.queue.add(request)
         except QueueFullError:
@@ -164,7 +164,7 @@ class Traffic:
             else:
                 self._send(Cancel(request_id=request.progress.wire_id))
             self.dispatch()
-        self._host.notify()
+        self._owner.notify()
 
     def end_passage(self, request: Request, usage: Usage | None) -> None:
         """End a passage, whose answer took `usage` as far as the server has told."""
@@ -182,7 +182,7 @@ class Traffic:
         for request in self.queue.take_overdue(now):
             self._refuse(request, self._too_late(request))
         # Running requests that wait for memory in the worker can be overdue as well.
-        if self._host.short_of_memory:
+        if self._owner.short_of_memory:
             for request in self.queue.overdue_unbegun(now):
                 self._refuse(request, self._too_late(request))
                 self.cancel(request)
@@ -394,7 +394,7 @@ class Traffic:
                 self._note_park(request)
         self.queue.park(parked)
         self._note_waits()
-        self._host.notify()
+        self._owner.notify()
         return refused_suspect
 
     def refuse_longest(self, refusal: Refusal) -> None:
@@ -406,14 +406,14 @@ class Traffic:
     def refuse_waiting(self, refusal: Refusal) -> None:
         for request in self.queue.take_waiting():
             self._refuse(request, refusal)
-        self._host.notify()
+        self._owner.notify()
 
     def refuse_all(self, refusal: Refusal) -> None:
         self.refuse_waiting(refusal)
         for request in self.queue.take_running():
             self._send(Cancel(request_id=request.progress.wire_id))
             self._refuse(request, refusal)
-        self._host.notify()
+        self._owner.notify()
 
     def forget_deaths(self) -> None:
         """Let requests that killed workers try again, as the operator has changed something."""
@@ -434,7 +434,7 @@ class Traffic:
         return refusals.unable(self._model_id, wanted)
 
     def _too_late(self, request: Request) -> Refusal:
-        return refusals.too_late(self._model_id, request.terms.deadline_s, self._host.describe())
+        return refusals.too_late(self._model_id, request.terms.deadline_s, self._owner.describe())
 
     def _age_s(self, arrived_at: float | None) -> float | None:
         return None if arrived_at is None else max(0.0, self._loop.time() - arrived_at)
@@ -443,7 +443,7 @@ class Traffic:
         self.queue.remove(request)
         self._note_use(request)
         self.dispatch()
-        self._host.notify()
+        self._owner.notify()
 
     def _count(self, request: Request) -> None:
         if request.usage is not None and request.prompt_counts:

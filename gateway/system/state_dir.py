@@ -25,7 +25,7 @@ from gateway.system.state_file import (
     write_state,
     written_by_others,
 )
-from protocol.message import EndpointError, endpoint
+from protocol.message_base import EndpointError, endpoint
 
 _LONGEST_SOCKET_NAME: Final = "9999999999.sock"
 # Names of the gateway's own log files, which no model's log may have.

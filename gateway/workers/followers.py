@@ -22,7 +22,7 @@ from gateway.workers.shutdown_steps import ShutdownStep
 from gateway.workers.worker_log import WorkerLog
 from protocol.channel import new_keys
 from protocol.life import Need, RankBackend, RankLost, Ranks, RankSplit
-from protocol.message import Message, endpoint
+from protocol.message_base import Message, endpoint
 from protocol.messages import WorkerMessage
 
 M = TypeVar("M", bound=Message)
@@ -328,7 +328,7 @@ class Followers:
                 there = [member for member in self.members if not member.is_here]
                 if all(await asyncio.gather(*(self._ask_host(e, wish_bytes) for e in there))):
                     self.reservation.record_wish(wish_bytes)
-                failure = self.reservation.given_up(loop.time())
+                failure = self.reservation.reason_to_end(loop.time())
                 self._leader.reservation_changed(failure)
                 if failure is not None:
                     return

@@ -1,5 +1,7 @@
 """Whether a worker hangs. No I/O; the caller passes the time, in seconds. Unanswered recalls of
 memory are judged in `gateway.memory.admission_round`.
+
+`gateway/models/recovery.py` tells the whole way, from the suspicion to the next worker.
 """
 
 from __future__ import annotations

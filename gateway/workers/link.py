@@ -13,7 +13,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from protocol.channel import Keys, gateway_side, new_keys
-from protocol.message import Message, endpoint
+from protocol.message_base import Message, endpoint
 from protocol.messages import ProtocolError, WorkerMessage, decode_from_worker, encode
 
 # An engine sends one message a step, and no model makes a thousand steps a second.

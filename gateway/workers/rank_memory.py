@@ -29,7 +29,7 @@ from protocol.life import (
     PromptCacheCleared,
     Ready,
 )
-from protocol.message import Message
+from protocol.message_base import Message
 
 # Hosts are asked for more in advance, as a sequence that finds no room has to begin anew.
 _MARGIN_BYTES: Final = 64_000_000
@@ -99,7 +99,7 @@ class RankReservation:
         """Forget the last wish. The next sequence that needs more memory brings a new one."""
         self._asked_bytes = 0
 
-    def given_up(self, now: float) -> str | None:
+    def reason_to_end(self, now: float) -> str | None:
         """Why the worker must end: its sequences have waited for memory for too long. None: it may
         go on.
         """

@@ -41,7 +41,7 @@ from protocol.life import (
     Stay,
     Stop,
 )
-from protocol.message import Message
+from protocol.message_base import Message
 from protocol.messages import ProtocolError, VersionError, WorkerMessage
 from protocol.process import DUMP_STACKS
 from protocol.process_tree import CommandProcesses
@@ -59,7 +59,7 @@ _KILL_S: Final = 10.0
 
 
 class Listener(Protocol):
-    """Is told of all that a worker does, on the event loop."""
+    """The supervisor of a worker, as the worker sees it: gets all reports, on the event loop."""
 
     def worker_sent(self, worker: Worker, message: WorkerMessage) -> None: ...
 
@@ -89,7 +89,7 @@ class Worker:
         self,
         context: zmq.Context[zmq.Socket[bytes]],
         path: Path,
-        supervisor: Listener,
+        listener: Listener,
         start: Callable[[Link, Callable[[ExitStatus], None]], WorkerProcess | AdoptedProcess],
         *,
         incarnation: int,
@@ -117,7 +117,7 @@ class Worker:
         self.report = WorkerReport(self.memory)
         self._clears = PromptClears()
         self.ended = asyncio.Event()
-        self.given_up = False
+        self.survived_kill = False
         # Set when the worker has sent its last message here, before it moves to another gateway.
         self.moved = asyncio.Event()
         self._left = False
@@ -131,7 +131,7 @@ class Worker:
         self._tasks = Tasks(f"worker {incarnation}")
         self._lane = Lane(f"worker-{incarnation}")
         self._loop = asyncio.get_running_loop()
-        self._supervisor = supervisor
+        self._listener = listener
         self._exit_status: ExitStatus | None = None
         self._disconnected = False
         self._link = Link(context, path, self, keys)
@@ -159,9 +159,9 @@ class Worker:
         here = (other.process for other in others if other.is_here)
         return [self.pid, *(process.pid for process in here if process is not None)]
 
-    def adopt(self, supervisor: Listener, log: WorkerLog) -> None:
+    def adopt(self, listener: Listener, log: WorkerLog) -> None:
         """Pass the worker to another supervisor."""
-        self._supervisor = supervisor
+        self._listener = listener
         log.mark_start(self.pid, self.incarnation)
         self._process.log = log
 
@@ -230,7 +230,7 @@ class Worker:
 
     def reservation_changed(self, failure: str | None) -> None:
         if failure is not None:
-            self._supervisor.worker_outgrew(self, failure)
+            self._listener.worker_outgrew(self, failure)
         elif self._limit is not None and not self.ended.is_set():
             self.send(self._limit)
 
@@ -334,7 +334,7 @@ class Worker:
                 continue
             if not await until_set(self.ended, deadline_s):
                 if step is not ShutdownStep.DUMP:
-                    self._supervisor.worker_outlived(self, step, deadline_s)
+                    self._listener.worker_outlived(self, step, deadline_s)
                 continue
             seconds = self._loop.time() - began
             logger.info(
@@ -345,7 +345,7 @@ class Worker:
                 extra=about(pid=self.pid, seconds=seconds),
             )
             return
-        self.given_up = True
+        self.survived_kill = True
         here = self._exit_status is None or (
             self.followers is not None and self.followers.running_here
         )
@@ -373,7 +373,7 @@ class Worker:
     def link_received(self, message: WorkerMessage) -> None:
         if self.followers is not None:
             message = self.followers.from_rank_0(message)
-        self._supervisor.worker_sent(self, message)
+        self._listener.worker_sent(self, message)
 
     def record_cleared(self, reclaimed_bytes: int) -> None:
         """Record the worker's answer to an order to drop prompts."""
@@ -382,12 +382,12 @@ class Worker:
 
     def link_broke(self, error: ProtocolError) -> None:
         if isinstance(error, VersionError):
-            self._supervisor.worker_is_foreign(self, str(error))
+            self._listener.worker_is_foreign(self, str(error))
         else:
             self._misbehaved(f"it broke the protocol: {error}")
 
     def _misbehaved(self, reason: str) -> None:
-        self._supervisor.worker_misbehaved(self, reason)
+        self._listener.worker_misbehaved(self, reason)
 
     def _check_reads(self) -> None:
         if not self._disconnected and not self.ended.is_set() and not self._left:
@@ -463,7 +463,7 @@ class Worker:
         self._clears.close()
         self.descendants.end()
         status = self._exit_status if self.loss is None else self.loss.status
-        self._supervisor.worker_ended(self, status)
+        self._listener.worker_ended(self, status)
 
 
 def _clear_up(command: CommandProcesses, address: str) -> bool:

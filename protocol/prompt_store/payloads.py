@@ -22,7 +22,7 @@ KEY_BYTES: Final = 16
 
 class Entry(Struct, frozen=True):
     """A block without its payload. The block's tokens, which follow those of its parent, are
-    `token_ids`, packed by `protocol.message`.
+    `token_ids`, packed by `protocol.message_base`.
 
     The keys of block and parent have `KEY_BYTES` bytes. A key is a digest of all that the payload
     depends on: model, format, and every token up to the end of the block. A parent need not be

@@ -30,7 +30,7 @@ DEADLY = after_import(
         module.prepare = prepare
         """,
 ) + after_import(
-    "worker.engines.batched",
+    "worker.engines.batched_engine",
     """
         import os, sys
         add, step = module.BatchedEngine.add, module.BatchedEngine.step

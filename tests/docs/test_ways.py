@@ -8,6 +8,7 @@ from typing import Final
 
 import pytest
 
+from docs.rooms import CONDUCTORS
 from tests.docs.fences import ROOT
 
 _PAGE: Final = ROOT / "docs" / "architecture.md"
@@ -36,7 +37,14 @@ def _ways() -> dict[str, tuple[str, list[str]]]:
 def test_page_has_the_ways_of_models() -> None:
     files = {file for file, _ in _ways().values()}
     conductors = {f"gateway/models/{name}.py" for name in ("load", "readings", "recovery")}
-    assert conductors <= files
+    assert conductors <= files <= set(CONDUCTORS)
+
+
+@pytest.mark.parametrize("file", CONDUCTORS)
+def test_conductor_numbers_its_steps(file: str) -> None:
+    steps = _steps(ast.get_docstring(ast.parse((ROOT / file).read_text("utf-8"))) or "")
+    assert [step.split(".")[0] for step in steps] == [str(n + 1) for n in range(len(steps))]
+    assert len(steps) > 3
 
 
 @pytest.mark.parametrize("name", _ways())

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from gateway.config.model_folders import DEMO_FOLDER
-from gateway.http.generation.parameters import (
+from gateway.http.generation.supported_parameters import (
     PARAMETERS,
     PLACES,
     Parameter,

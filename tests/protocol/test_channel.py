@@ -11,7 +11,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from protocol import channel
 from protocol.channel import Keys, connect_worker_side, new_keys
-from protocol.message import MAX_SOCKET_PATH_BYTES, endpoint
+from protocol.message_base import MAX_SOCKET_PATH_BYTES, endpoint
 from protocol.messages import MAX_WORKER_FRAME_BYTES
 from tests.support.folders import short_folder
 from tests.support.strangers import strangers

@@ -50,7 +50,7 @@ from protocol.life import (
     Stay,
     Stop,
 )
-from protocol.message import (
+from protocol.message_base import (
     LARGEST_TOKEN_ID,
     Message,
     pack,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.message import (
+from protocol.message_base import (
     MAX_SOCKET_PATH_BYTES,
     EndpointError,
     endpoint,

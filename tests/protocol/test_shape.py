@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import pytest
 from msgspec import Meta, Struct, defstruct
 
-from protocol.message import digest
+from protocol.message_base import digest
 from protocol.messages import PROTOCOL_VERSION, GatewayMessage, WorkerMessage
 
 

@@ -52,7 +52,7 @@ from protocol.life import (
     Stay,
     Stop,
 )
-from protocol.message import Message, pack
+from protocol.message_base import Message, pack
 from protocol.messages import (
     PROTOCOL_VERSION,
     GatewayMessage,

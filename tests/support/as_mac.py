@@ -28,7 +28,7 @@ from typing import Any, Final
 import psutil
 import pytest
 
-from protocol import message
+from protocol import message_base
 from tests.support import folders, platforms
 
 _TESTS: Final = tuple(f"{Path(__file__).parents[2] / room}/" for room in ("tests", "bench"))
@@ -168,7 +168,7 @@ def _of_the_living(kill: Callable[[int, int], None]) -> Callable[[int, int], Non
 
 platforms.LINUX = False
 os.kill = _of_the_living(os.kill)
-message.MAX_SOCKET_PATH_BYTES = _SOCKET_PATH  # type: ignore[misc]
+message_base.MAX_SOCKET_PATH_BYTES = _SOCKET_PATH  # type: ignore[misc]
 for owner, name in _READS:
     setattr(owner, name, _without_proc(getattr(owner, name)))
 for name in ("bind", "connect"):

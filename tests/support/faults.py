@@ -129,7 +129,7 @@ def in_engine_step(code: str) -> str:
     while it warms up in the load.
     """
     return after_import(
-        "worker.engines.batched",
+        "worker.engines.batched_engine",
         f"""
         import os, sys, time
         original = module.BatchedEngine.step

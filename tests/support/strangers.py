@@ -10,7 +10,7 @@ from pathlib import Path
 import zmq
 
 from protocol.channel import new_keys
-from protocol.message import endpoint
+from protocol.message_base import endpoint
 
 # What peers of the protocol's older versions, and of no protocol, begin with.
 _GREETINGS = (

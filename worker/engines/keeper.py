@@ -1,20 +1,14 @@
-"""The common part of both engines: the queue of sequences, and the prompt cache. Running sequences
-and the prompt cache share one memory limit.
-"""
+"""The part of an engine's memory that the prompt cache may have, beside the running sequences."""
 
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Iterable
-from math import inf
 from typing import Final, NamedTuple
 
-from worker.engines.room import Batch, CacheRoom
+from worker.engines.room import BatchSize, CacheRoom
 from worker.engines.row import CachedRow, SequenceRow
 from worker.engines.sequence import EngineNeed, Sequence
-from worker.engines.turns import SharerSeconds, Turns
 from worker.prompt_cache.cache import ComputedRow, PromptCache, RestoredCaches
 from worker.prompt_cache.path import BLOCK_TOKENS, Path
 
@@ -88,7 +82,7 @@ class PromptKeeper:
     def fetches(self, request_id: str) -> bool:
         return request_id in self._fetching
 
-    def give_way(self, sizes: Iterable[Batch], path: Path | None = None) -> None:
+    def give_way(self, sizes: Iterable[BatchSize], path: Path | None = None) -> None:
         """Drop cached blocks for which batches of these sizes leave no room. Blocks of `path` are
         dropped last.
         """
@@ -103,7 +97,9 @@ class PromptKeeper:
             self.cache.shrink(most_bytes, [path])
         self.cache.shrink(most_bytes)
 
-    def waits(self, sequence: Sequence, sizes: list[Batch], prefilling: list[SequenceRow]) -> bool:
+    def waits(
+        self, sequence: Sequence, sizes: list[BatchSize], prefilling: list[SequenceRow]
+    ) -> bool:
         """Whether a sequence should wait for cached blocks. It should if its blocks are read from
         disk now or soon, or if a row in `prefilling` will compute them soon. This may start a read.
         """
@@ -123,7 +119,7 @@ class PromptKeeper:
         depth = self.cache.depth(path, tokens)
         return any(self._will_share(row, path, depth) for row in prefilling)
 
-    def waits_for_room(self, sequence: Sequence, joined: list[Batch]) -> bool:
+    def waits_for_room(self, sequence: Sequence, joined: list[BatchSize]) -> bool:
         """Whether a sequence should wait for a loan. It should if the cache has no room for the
         first blocks of the sequence beside batches of the sizes `joined`. Returns False once the
         sequence has waited long enough.
@@ -156,14 +152,14 @@ class PromptKeeper:
         return self.cache.restore(sequence.path, len(sequence.token_ids))
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        for key in self._asked.keys() & set(request_ids):
-            del self._asked[key]
-        for text in self._fetching.intersection(request_ids):
-            self.cache.forget(text)
-            self._fetching.discard(text)
+        for request_id in self._asked.keys() & set(request_ids):
+            del self._asked[request_id]
+        for request_id in self._fetching.intersection(request_ids):
+            self.cache.forget(request_id)
+            self._fetching.discard(request_id)
 
     def store_blocks(
-        self, running: Iterable[CachedRow], ended: Iterable[CachedRow], sizes: list[Batch]
+        self, running: Iterable[CachedRow], ended: Iterable[CachedRow], sizes: list[BatchSize]
     ) -> None:
         """Store new blocks of rows in the prompt cache. First hand the blocks of the last call to
         the disk: they are computed by now.
@@ -189,7 +185,7 @@ class PromptKeeper:
             # No step follows during which the new blocks would be computed.
             self.cache.store()
 
-    def _store_row(self, each: CachedRow, depth: int, sizes: list[Batch]) -> None:
+    def _store_row(self, each: CachedRow, depth: int, sizes: list[BatchSize]) -> None:
         row = each.row
         if row.cached_blocks is None or depth <= row.cached_blocks:
             return
@@ -206,7 +202,7 @@ class PromptKeeper:
             self.cache.add_snapshot(computed.path, each.caches, each.place)
         row.cached_blocks = depth
 
-    def _store_ended(self, ended: Iterable[CachedRow], sizes: list[Batch]) -> None:
+    def _store_ended(self, ended: Iterable[CachedRow], sizes: list[BatchSize]) -> None:
         """Store the blocks of all ended rows at once. If there is too little room, store those of
         as many rows as possible.
         """
@@ -227,7 +223,7 @@ class PromptKeeper:
     def _bytes_of(self, computed: ComputedRow) -> int:
         return max(0, len(computed.path.keys) - computed.first) * self.cache.block_bytes
 
-    def _makes_room(self, bytes_: int, sizes: list[Batch], paths: list[Path]) -> bool:
+    def _makes_room(self, bytes_: int, sizes: list[BatchSize], paths: list[Path]) -> bool:
         """Drop other blocks until `bytes_` more fit beside batches of these sizes. Blocks of
         `paths` stay, since blocks after a gap can't be found. Returns False if there is too little
         room.
@@ -242,7 +238,7 @@ class PromptKeeper:
         self.cache.refused_bytes = max(self.cache.refused_bytes, bytes_)
         return False
 
-    def _most_bytes(self, sizes: Iterable[Batch]) -> int | None:
+    def _most_bytes(self, sizes: Iterable[BatchSize]) -> int | None:
         """The most bytes that evictable blocks may take beside batches of these sizes; None: there
         is no limit.
         """
@@ -251,7 +247,7 @@ class PromptKeeper:
         beside_bytes = self.cache.bytes_ - self.cache.evictable_bytes
         return max(0, self._room.limit_bytes - self._room.needed_bytes(sizes) - beside_bytes)
 
-    def _free_bytes(self, sizes: list[Batch]) -> int:
+    def _free_bytes(self, sizes: list[BatchSize]) -> int:
         """The most bytes of blocks that may be read for another row. Blocks in memory can be
         dropped for these.
         """
@@ -275,90 +271,6 @@ class PromptKeeper:
             row.cached_blocks <= last < min(len(path.keys), len(other.keys))
             and path.keys[last] == other.keys[last]
         )
-
-
-class QueuedEngine(ABC):
-    """The queue of an engine, in which sequences wait until there is memory for them."""
-
-    # A sequence that begins needs room for so many tokens beyond its own.
-    ahead_tokens: int
-
-    def __init__(self, room: CacheRoom, prompt_cache: PromptCache | None) -> None:
-        self._room = room
-        self._keeper = None if prompt_cache is None else PromptKeeper(prompt_cache, room)
-        self._waiting: deque[Sequence] = deque()
-        self._turns = Turns()
-        # The numbers of the turns of waiting sequences that haven't begun before.
-        self._numbers: dict[str, float] = {}
-        self._costs = SharerSeconds()
-
-    @property
-    def waiting(self) -> int:
-        return len(self._waiting)
-
-    @property
-    def fetching(self) -> bool:
-        return self._keeper is not None and self._keeper.fetching
-
-    @property
-    def need(self) -> EngineNeed:
-        rows = self._rows_need()
-        return rows if self._keeper is None else self._keeper.beside(rows)
-
-    @abstractmethod
-    def _rows_need(self) -> EngineNeed:
-        """The needs of the sequences, without the prompt cache."""
-
-    def add(self, sequence: Sequence) -> None:
-        """Let a sequence wait, by its priority and then by the turn of its sharer."""
-        number = self._turns.reserve(sequence.sharer, sequence.share, len(sequence.token_ids))
-        self._numbers[sequence.request_id] = number
-        place = len(self._waiting)
-        while place and self._order(self._waiting[place - 1]) > self._order(sequence):
-            place -= 1
-        self._waiting.insert(place, sequence)
-
-    def _order(self, sequence: Sequence) -> tuple[int, float]:
-        return -sequence.priority, self._numbers.get(sequence.request_id, -inf)
-
-    def _remove_from_queue(self, sequence: Sequence) -> None:
-        """Take a sequence out of the queue, as it begins."""
-        self._waiting.remove(sequence)
-        if (number := self._numbers.pop(sequence.request_id, None)) is not None:
-            self._turns.start(number)
-
-    def collect_costs(self) -> dict[str, float]:
-        return self._costs.collect()
-
-    def remove_hopeless(self) -> list[Sequence]:
-        hopeless = [
-            waiting
-            for waiting in self._waiting
-            if not self._room.could_hold(len(waiting.token_ids) + self.ahead_tokens)
-        ]
-        if hopeless:
-            self._forget({waiting.request_id for waiting in hopeless})
-        return hopeless
-
-    def clear_prompts(self) -> int:
-        return 0 if self._keeper is None else self._keeper.cache.clear()
-
-    def _add_first(self, sequence: Sequence) -> None:
-        """Put a sequence that has run already before the waiting sequences of its priority."""
-        place = 0
-        while place < len(self._waiting) and self._waiting[place].priority > sequence.priority:
-            place += 1
-        self._waiting.insert(place, sequence)
-
-    def _forget(self, request_ids: set[str]) -> None:
-        """Drop these requests from the queue, and give up reading their blocks."""
-        self._waiting = deque(
-            waiting for waiting in self._waiting if waiting.request_id not in request_ids
-        )
-        for request_id in request_ids:
-            self._numbers.pop(request_id, None)
-        if self._keeper is not None:
-            self._keeper.forget(request_ids)
 
 
 def _computed(each: CachedRow, depth: int) -> ComputedRow | None:

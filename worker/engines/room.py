@@ -83,7 +83,7 @@ def _whole_steps(tokens: int) -> int:
     return -(-tokens // CACHE_STEP_TOKENS) * CACHE_STEP_TOKENS
 
 
-class Batch(NamedTuple):
+class BatchSize(NamedTuple):
     """The places for rows in a batch, or in a group of rows of a batch, and the length to which all
     these are padded.
     """
@@ -114,7 +114,7 @@ class CacheRoom:
     # Bytes of the batch of texts whose vectors are being computed.
     vector_bytes: int = 0
 
-    def needed_bytes(self, batches: Iterable[Batch]) -> int:
+    def needed_bytes(self, batches: Iterable[BatchSize]) -> int:
         """The limit of the process that these batches need together. Only one batch or group grows
         at a time.
         """
@@ -146,7 +146,7 @@ class CacheRoom:
         taken_bytes = self.fixed_bytes + self.working_bytes
         return max(0, (self.limit_bytes or 0) - taken_bytes)
 
-    def holds(self, batches: Iterable[Batch]) -> bool:
+    def holds(self, batches: Iterable[BatchSize]) -> bool:
         sizes = list(batches)
         if not all(self.shape.fits_arrays(*size) for size in sizes):
             return False
@@ -162,7 +162,7 @@ class CacheRoom:
 
     def _lasting_bytes(self, tokens: int) -> int:
         passing_bytes = self.grown_bytes + self.vector_bytes
-        return self.needed_bytes([Batch(1, tokens)]) - passing_bytes
+        return self.needed_bytes([BatchSize(1, tokens)]) - passing_bytes
 
     @property
     def least_bytes(self) -> int:

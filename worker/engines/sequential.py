@@ -11,12 +11,12 @@ from time import perf_counter
 from typing import Any, TypeAlias
 
 from protocol.answers import FinishReason
-from worker.engines.batch import to_block_end
 from worker.engines.decoding import Caches, DecodedToken, RowSampler, decode
-from worker.engines.keeper import QueuedEngine
 from worker.engines.pace import PrefillPace
-from worker.engines.room import Batch, CacheRoom, compiles_kernels, largest_chunk
+from worker.engines.queued_engine import QueuedEngine
+from worker.engines.room import BatchSize, CacheRoom, compiles_kernels, largest_chunk
 from worker.engines.row import CachedRow, SequenceRow
+from worker.engines.row_batch import to_block_end
 from worker.engines.sequence import BrokenSequence, EngineNeed, Sequence, Token
 from worker.guesses.costs import StepCosts
 from worker.mlx_lm.decoding_row import RowToken
@@ -173,11 +173,11 @@ class SequentialEngine(QueuedEngine):
         self._add_first(row.sequence.rest(row.generated))
         self._run = None
 
-    def _sizes(self) -> list[Batch]:
+    def _sizes(self) -> list[BatchSize]:
         """The size of the running sequence after the next step; empty: no sequence runs."""
         if self._run is None:
             return []
-        return [Batch(1, self._run.row.tokens + 1)]
+        return [BatchSize(1, self._run.row.tokens + 1)]
 
     @property
     def _next_fits(self) -> bool:
@@ -298,5 +298,5 @@ class SequentialEngine(QueuedEngine):
         self._keeper.store_blocks([] if ended else cached, cached if ended else [], self._sizes())
 
 
-def _size_of(sequence: Sequence) -> Batch:
-    return Batch(1, len(sequence.token_ids) + 1)
+def _size_of(sequence: Sequence) -> BatchSize:
+    return BatchSize(1, len(sequence.token_ids) + 1)

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from protocol.errands import Examine, Examined, Generated, Measure, Measured, SameText
 from protocol.requests import ChatMessage, ChatPrompt
-from worker.engines.batched import BatchedEngine
+from worker.engines.batched_engine import BatchedEngine
 from worker.engines.room import CacheRoom
 from worker.engines.room import measure as measure_caches
 from worker.engines.sequence import Sequence

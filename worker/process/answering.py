@@ -16,7 +16,7 @@ from protocol.answers import (
     Usage,
     merged,
 )
-from protocol.message import pack
+from protocol.message_base import pack
 
 if TYPE_CHECKING:
     from worker.engines.sequence import Token

@@ -32,7 +32,7 @@ from protocol.life import (
     Settle,
     Stay,
 )
-from protocol.message import Message
+from protocol.message_base import Message
 from protocol.messages import GatewayMessage, decode_from_gateway, encode
 from protocol.process import DUMP_STACKS, ProcessExit
 

@@ -31,7 +31,7 @@ from protocol.life import (
     RankLost,
     Stop,
 )
-from protocol.message import Message
+from protocol.message_base import Message
 from protocol.process import LEFT_ALONE, grace_s
 from protocol.requests import Cancel, Embed, Generate
 from worker.process.answering import Answering, Outbox, rendered

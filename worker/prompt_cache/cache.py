@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from protocol.message import pack
+from protocol.message_base import pack
 from protocol.prompt_store.payloads import Entry
 from worker.prompt_cache.blocks import Block, Cutter, LruBlocks, Span
 from worker.prompt_cache.disk import Disk, Fetch, MeasuredSpeeds, Payload, PayloadError, from_bytes
@@ -182,7 +182,7 @@ class PromptCache:
             snapshot = None if key is None else self._blocks.get(key)
         if not keys:
             return None
-        caches = self._cutter.join([self._blocks.get(data) for data in keys], snapshot)
+        caches = self._cutter.join([self._blocks.get(block_key) for block_key in keys], snapshot)
         self._use(path.to_depth(depth))
         return RestoredCaches(caches, depth * BLOCK_TOKENS)
 
@@ -219,7 +219,7 @@ class PromptCache:
         begin, end = self.depth(path, tokens), self._stored_depth(path, tokens)
         if end <= begin:
             return []
-        keys = [data for data in path.keys[:end] if data not in self._blocks]
+        keys = [key for key in path.keys[:end] if key not in self._blocks]
         bytes_ = len(keys) * self.block_bytes
         if not self.speeds.worth_reading(bytes_, (end - begin) * BLOCK_TOKENS):
             return []
@@ -325,7 +325,11 @@ class PromptCache:
             self._want_stored(key, _PendingBlock(path.keys[-1], b"", "snapshot"))
             self._snapshots.mark_stored(key)
         snapshots = self._snapshots_of(path.keys)
-        spared = {depth for depth, data in snapshots.items() if self._snapshots.is_at_message(data)}
+        spared = {
+            depth
+            for depth, snapshot in snapshots.items()
+            if self._snapshots.is_at_message(snapshot)
+        }
         for depth in superfluous(list(snapshots), spared):
             self._drop_snapshot(snapshots[depth])
 
@@ -364,9 +368,9 @@ class PromptCache:
         return result
 
     def store(self) -> None:
-        """Hand new blocks to the disk. Waits until they are computed."""
+        """Write new blocks to the disk. Waits until they are computed."""
         if self._disk is not None:
-            self._hand_over(self._disk)
+            self._collect_unstored(self._disk)
         for block in self._remove_unstored():
             parts = block.payload.parts()
             if self._disk is not None and not self.rehearses:
@@ -430,9 +434,9 @@ class PromptCache:
     def _want_stored(self, key: bytes, owed: _PendingBlock) -> None:
         if self._disk is not None and len(self._owed) < _MOST_OWED:
             self._owed[key] = owed
-            self._hand_over(self._disk)
+            self._collect_unstored(self._disk)
 
-    def _hand_over(self, disk: Disk) -> None:
+    def _collect_unstored(self, disk: Disk) -> None:
         """Get blocks in memory ready for the disk, as far as it has room. A prompt may be computed
         faster than the disk writes.
         """
@@ -452,8 +456,8 @@ class PromptCache:
         """Drop the inner snapshots whose loss costs least, but none in `spared`, until at most
         `most_bytes` are left or inner snapshots have their share.
         """
-        for snapshot in [data for data in self._snapshots if data not in self._blocks]:
-            self._snapshots.drop(snapshot)
+        for gone in [key for key in self._snapshots if key not in self._blocks]:
+            self._snapshots.drop(gone)
         inner_bytes = self._blocks.bytes_of(self._snapshots.inner)
         while self._blocks.bytes_ > most_bytes and inner_bytes > _INNER_SHARE * most_bytes:
             key = self._snapshots.least(spared)
@@ -469,14 +473,16 @@ class PromptCache:
         if self.needs_snapshots:
             snapshots = self._snapshots_of(path.keys)
             self._snapshots.use(list(snapshots.items()), len(path.keys), path.boundaries)
-            self._blocks.use(data for key in path.keys for data in (key, snapshot_key(key)))
+            self._blocks.use(
+                key for block_key in path.keys for key in (block_key, snapshot_key(block_key))
+            )
         else:
             self._blocks.use(path.keys)
 
     def _snapshots_of(self, keys: Sequence[bytes]) -> dict[int, bytes]:
         """The snapshots in memory at the ends of these blocks, by their depths."""
         keys_by_depth = ((depth, snapshot_key(key)) for depth, key in enumerate(keys, start=1))
-        return {depth: data for depth, data in keys_by_depth if data in self._blocks}
+        return {depth: key for depth, key in keys_by_depth if key in self._blocks}
 
     def _beginning(self, path: Path) -> frozenset[bytes]:
         """The keys of a path's blocks, and the key of its deepest snapshot in memory."""

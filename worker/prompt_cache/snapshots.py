@@ -118,7 +118,7 @@ class Snapshots:
         would go on from here. That is likelier the nearer the snapshot is to the end of its path,
         the oftener requests went on from it, and the fewer requests came since the last use.
         """
-        keys = (data for data in self.inner if data not in spared)
+        keys = (key for key in self.inner if key not in spared)
         return min(keys, key=self._cost, default=None)
 
     def _cost(self, key: bytes) -> float:

@@ -1,8 +1,8 @@
-"""The conductor of an engine's turn, on the engine thread: from a sequence in the mailbox to the
-rows of a batch, and back to deltas.
+"""The conductor of an engine's turn, on the engine thread: from a sequence in the command
+queue to the rows of a batch, and back to deltas.
 
-1. `EngineThread.post` puts a prepared sequence into the mailbox of the engine thread.
-2. `_obey_all` carries out the commands in the mailbox: the engine adds the sequence to its queue.
+1. `EngineThread.post` puts a prepared sequence into the command queue of the engine thread.
+2. `_obey_all` carries out the commands: the engine adds the sequence to its own queue.
 3. `_refuse_hopeless` refuses sequences that need more memory than the process can ever get.
 4. `_send_need` tells the gateway the memory that the engine needs, if that has changed.
 5. `_wait` waits while the engine has nothing to compute, or lacks memory or blocks from disk.
@@ -31,8 +31,8 @@ from protocol.life import (
     Need,
     PromptCacheCleared,
 )
-from worker.engines.batch import PREFILL_ROWS
 from worker.engines.room import CacheRoom, ContextInForce, WorkerLimits
+from worker.engines.row_batch import PREFILL_ROWS
 from worker.engines.sequence import Engine, Sequence, Token
 from worker.ranks.lead import Lead
 from worker.runtime.engine_thread import (
@@ -44,7 +44,7 @@ from worker.runtime.engine_thread import (
 )
 from worker.runtime.prompts import no_further
 from worker.runtime.warm import WarmUp
-from worker.system.errors import GpuRecovery
+from worker.system.gpu_recovery import GpuRecovery
 from worker.system.memory import read_memory, trim
 from worker.vectors.engine import WithVectors
 from worker.vectors.jobs import VectorJob

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from protocol.answers import RequestFailed
 from protocol.life import ClearPromptCache, Limit, Load, MlxMemory, Ready
-from protocol.message import Message
+from protocol.message_base import Message
 from protocol.requests import Embed, Generate
 
 if TYPE_CHECKING:

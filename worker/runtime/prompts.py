@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from protocol.answers import RequestFailed, RequestField
-from protocol.message import BYTES_PER_TOKEN, unpack
+from protocol.message_base import BYTES_PER_TOKEN, unpack
 from protocol.requests import (
     ChatPrompt,
     Generate,

@@ -20,9 +20,8 @@ from protocol.life import Ability, Device, Hello, Load, LoadFailed, LoadProgress
 from protocol.messages import PROTOCOL_VERSION
 from protocol.prompt_store.store import PromptStore
 from protocol.requests import Embed, Generate
-from worker.engines.batched import BatchedEngine
+from worker.engines.batched_engine import BatchedEngine
 from worker.engines.decoding import Caches
-from worker.engines.drawing import make_draft, make_head_draft
 from worker.engines.room import (
     NO_CACHES,
     CacheRoom,
@@ -32,11 +31,12 @@ from worker.engines.room import (
     limits_of,
     measure,
 )
+from worker.engines.row_computer import make_draft, make_head_draft
 from worker.engines.sequence import Engine
 from worker.engines.sequential import SequentialEngine
 from worker.load.faults import reason_of
 from worker.load.loading import LoadedModel, load, one_reason
-from worker.mlx_lm.company import Company, company_of, takes_groups
+from worker.mlx_lm.batching_trial import BatchingTrial, takes_groups, try_batching
 from worker.mlx_lm.generator import Generator
 from worker.mlx_lm.guessing import Draft
 from worker.mlx_lm.macos import wiring
@@ -190,15 +190,15 @@ def _try(
     """Run tokens through a loaded model, and make its engines. Raises: ModelError, and any other
     error of the model's code.
     """
-    caches = draft = company = None
+    caches = draft = trial = None
     if not loaded.is_encoder:
         caches = Caches(loaded.model, command.kv_bits)
     if leader is not None and (caches is None or not caches.can_be_merged):
         raise ModelError("mlx-lm has no batches of this model, which several ranks need.")
     if caches is not None and leader is None:
         # Rank 0 can't try a model without the others.
-        company = _company_of(caches.model, looks=loaded.picture_processor is not None)
-    alone = None if company is None else company.fault
+        trial = _try_batching(caches.model, looks=loaded.picture_processor is not None)
+    alone = None if trial is None else trial.fault
     if alone is not None and loaded.draft is not None:
         raise ModelError(f"draft_model: guesses are checked in batches, and {alone}.")
     shape = NO_CACHES if caches is None else measure(caches.run, caches.make)
@@ -220,7 +220,7 @@ def _try(
     lead = None if leader is None else leader.lead
     text = None
     if caches is not None:
-        text = _make_text(thread, loaded, command, limits.room, caches, lead, draft, company)
+        text = _make_text(thread, loaded, command, limits.room, caches, lead, draft, trial)
     return ModelServing(loaded, limits, context, text, vectors)
 
 
@@ -289,7 +289,7 @@ def _make_text(
     caches: Caches,
     lead: Lead | None,
     draft: Draft | None,
-    company: Company | None,
+    trial: BatchingTrial | None,
 ) -> TextServing:
     if lead is None:
         cutter = Cutter(caches.run, caches.make)
@@ -304,7 +304,7 @@ def _make_text(
         disk = Disk(store, command.model_id, root, lambda: thread.post(Look()))
     prompt_cache = PromptCache(cutter, disk) if cutter.can_restore else None
     looks = loaded.picture_processor is not None
-    if company is None or company.fault is None:
+    if trial is None or trial.fault is None:
         engine: Engine = BatchedEngine(
             caches.model,
             loaded.eos_token_ids,
@@ -316,10 +316,10 @@ def _make_text(
             guesses=command.guesses,
             draft=draft,
             vision=caches.model if looks else None,
-            groups=None if company is None else company.groups,
+            groups=None if trial is None else trial.groups,
         )
     else:
-        logger.warning("Requests run one at a time: %s.", company.fault)
+        logger.warning("Requests run one at a time: %s.", trial.fault)
         engine = SequentialEngine(
             loaded.model,
             loaded.eos_token_ids,
@@ -328,17 +328,17 @@ def _make_text(
             prompt_cache,
             loaded.model.start_prompt if looks else None,
         )
-    return TextServing(engine, paths, prompt_cache, (company and company.fault) or "")
+    return TextServing(engine, paths, prompt_cache, (trial and trial.fault) or "")
 
 
-def _company_of(model: Any, *, looks: bool) -> Company:
+def _try_batching(model: Any, *, looks: bool) -> BatchingTrial:
     if not looks:
-        return company_of(model)
+        return try_batching(model)
     # mlx-vlm is an optional dependency, which only models with pictures need.
     from worker.vision.trial import why_alone
 
     fault = why_alone(model)
-    return Company(fault, groups=fault is None and takes_groups(model))
+    return BatchingTrial(fault, groups=fault is None and takes_groups(model))
 
 
 def _open_store(command: Load) -> PromptStore | None:

@@ -28,10 +28,10 @@ from protocol.requests import (
     SamplingDefaults,
     TextPrompt,
 )
-from worker.engines.batch import AHEAD_TOKENS
-from worker.engines.batched import BatchedEngine
+from worker.engines.batched_engine import BatchedEngine
 from worker.engines.decoding import Caches
-from worker.engines.room import Batch, CacheRoom, Context, compiles_kernels, measure
+from worker.engines.room import BatchSize, CacheRoom, Context, compiles_kernels, measure
+from worker.engines.row_batch import AHEAD_TOKENS
 from worker.engines.sequence import Engine, Sequence
 from worker.guesses.costs import WIDTHS, StepCosts
 from worker.load.loading import LoadedModel
@@ -41,7 +41,7 @@ from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.path import BLOCK_TOKENS, Path, Paths, chain
 from worker.runtime.prompts import PreparedRequest, prepare
 from worker.sampling.settings import make_row_sampling
-from worker.system.errors import GpuRecovery
+from worker.system.gpu_recovery import GpuRecovery
 from worker.system.memory import released_memory
 
 # The lengths of the prompts, which cover the lengths of chunks. For MLX each length is a shape of
@@ -171,7 +171,7 @@ class WarmUp:
             return
         first = part.sequences[0]
         longest_tokens = len(first.token_ids) + first.max_tokens + AHEAD_TOKENS
-        needed_bytes = self._room.needed_bytes([Batch(len(part.sequences), longest_tokens)])
+        needed_bytes = self._room.needed_bytes([BatchSize(len(part.sequences), longest_tokens)])
         cached_bytes = 0 if cache is None else cache.bytes_
         limit_bytes = self._room.limit_bytes
         if limit_bytes is not None and needed_bytes + cached_bytes > limit_bytes:

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from protocol.answers import Embedded, RequestFailed, RequestField
 from protocol.life import Ability
-from protocol.message import unpack
+from protocol.message_base import unpack
 from protocol.requests import Embed, TextPrompt
 from worker.engines.room import CacheRoom, Context
 from worker.load.loading import LoadedModel

@@ -15,7 +15,7 @@ from gateway.config.model import Model
 from gateway.http.anthropic.bodies import AnthropicConversation, converse
 from gateway.http.anthropic.writer import AnthropicMessage, Count, MessageFormat
 from gateway.http.generation.conversation import ConversationBuilder, check_number
-from gateway.http.generation.generation import (
+from gateway.http.generation.generation_body import (
     LARGEST_COUNT,
     GenerationBody,
     Probability,
@@ -191,7 +191,7 @@ async def create_message(http_request: HttpRequest) -> Response:
     )
     asked = await _request(http_request, body, parameters)
     form = MessageFormat(asked.call.model.id, asked.requests[0])
-    return asked.answer(form, stream=bool(body.stream), framing=MESSAGE_EVENTS)
+    return asked.submit(form, stream=bool(body.stream), framing=MESSAGE_EVENTS)
 
 
 @routes.post(
@@ -205,7 +205,7 @@ async def count_tokens(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, CountBody)
     parameters = GenerationBody(model=body.model)
     asked = await _request(http_request, body, parameters, counts=True)
-    return asked.answer(CountFormat(lambda usage: msgspec.json.encode(Count(usage.prompt_tokens))))
+    return asked.submit(CountFormat(lambda usage: msgspec.json.encode(Count(usage.prompt_tokens))))
 
 
 async def _request(

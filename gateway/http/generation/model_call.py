@@ -10,7 +10,7 @@ from starlette.requests import Request as HttpRequest
 
 from gateway.access.caller import sharer_at
 from gateway.config.model import Model
-from gateway.http.generation.generation import MOST_PRIORITY
+from gateway.http.generation.generation_body import MOST_PRIORITY
 from gateway.http.generation.pictures import Source
 from gateway.http.wire.access_log import record_of
 from gateway.http.wire.auth import caller_of, from_page, take_places

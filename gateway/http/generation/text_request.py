@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from gateway.config.model import Model
 from gateway.http.generation.conversation import ConversationBuilder
-from gateway.http.generation.generation import (
+from gateway.http.generation.generation_body import (
     MOST_ANSWERS,
     GenerationBody,
     generate_message,
@@ -91,7 +91,7 @@ class TextRequest(Struct, frozen=True):
     requests: Sequence[Request]
     left_out: set[str]
 
-    def answer(
+    def submit(
         self,
         form: Format,
         *,

@@ -12,7 +12,7 @@ from starlette.requests import Request as HttpRequest
 
 from gateway.config.model import Model
 from gateway.http.generation.conversation import ConversationBuilder, check_number
-from gateway.http.generation.generation import (
+from gateway.http.generation.generation_body import (
     GenerationBody,
     Penalty,
     Probability,
@@ -21,8 +21,8 @@ from gateway.http.generation.generation import (
     with_defaults,
 )
 from gateway.http.generation.model_call import ModelCall
-from gateway.http.generation.parameters import check_supported, refusing
 from gateway.http.generation.pictures import Source
+from gateway.http.generation.supported_parameters import check_supported, refusing
 from gateway.http.generation.tools import FunctionBody
 from gateway.http.wire.bodies import ABSENT, BodyPart, given
 from gateway.http.wire.errors import invalid

@@ -18,12 +18,12 @@ from starlette.responses import Response
 from gateway.access.caller import NeededKey
 from gateway.config.model import Model
 from gateway.http.generation.conversation import ConversationBuilder
-from gateway.http.generation.generation import (
+from gateway.http.generation.generation_body import (
     GenerationBody,
     generate_message,
 )
 from gateway.http.generation.model_call import ModelCall, keep_alive_s
-from gateway.http.generation.parameters import check_supported
+from gateway.http.generation.supported_parameters import check_supported
 from gateway.http.generation.text_request import (
     RequestDraft,
     TextRequest,
@@ -100,7 +100,7 @@ async def load(call: ModelCall, body: AnswerBody, *, chat: bool) -> Response:
     parameters = GenerationBody(model=call.model.id, keep_alive=body.keep_alive)
     nothing = RequestDraft(parameters, [generate_message(parameters, TextPrompt("Hello"), None)])
     asked = await request_text(call, lambda _: counting(nothing), "prompt")
-    return asked.answer(CountFormat(done), stream=body.stream is not False, framing=LINES)
+    return asked.submit(CountFormat(done), stream=body.stream is not False, framing=LINES)
 
 
 @routes.post(
@@ -149,7 +149,7 @@ async def generate(http_request: HttpRequest) -> Response:
 def _answer(asked: TextRequest, body: OllamaChatBody | GenerateBody) -> Response:
     chats = isinstance(body, OllamaChatBody)
     form = OllamaFormat(body.model, asked.requests[0], chat=chats)
-    return asked.answer(form, stream=body.stream is not False, framing=LINES)
+    return asked.submit(form, stream=body.stream is not False, framing=LINES)
 
 
 def _draft_chat(body: OllamaChatBody, model: Model) -> RequestDraft:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from gateway.config.model import Model
 from gateway.http.generation.conversation import ConversationBuilder, MessageText, check_number
-from gateway.http.generation.generation import (
+from gateway.http.generation.generation_body import (
     LARGEST_COUNT,
     TemplateBody,
     check_generation,
@@ -21,8 +21,8 @@ from gateway.http.generation.generation import (
     with_defaults,
 )
 from gateway.http.generation.model_call import ModelCall, check_mailbox
-from gateway.http.generation.parameters import check_supported, refusing
 from gateway.http.generation.pictures import Source
+from gateway.http.generation.supported_parameters import check_supported, refusing
 from gateway.http.generation.text_request import RequestDraft, draft_chat, request_text
 from gateway.http.generation.tools import ToolBody, ToolChoiceBody, replaced, tools_of
 from gateway.http.openai.chat_writer import ChatChunk, ChatCompletion, ChatForm, ChatFormat
@@ -231,7 +231,7 @@ async def create_chat_completion(http_request: HttpRequest) -> Response:
     stream = bool(body.stream)
     if check_mailbox(http_request):
         return await store_chat(call, asked.requests, form, stream=stream)
-    return asked.answer(ChatFormat(form, asked.requests[0]), stream=stream)
+    return asked.submit(ChatFormat(form, asked.requests[0]), stream=stream)
 
 
 def draft(body: ChatBody, model: Model) -> RequestDraft:

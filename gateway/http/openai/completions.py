@@ -16,7 +16,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from gateway.config.model import Model
-from gateway.http.generation.generation import (
+from gateway.http.generation.generation_body import (
     MOST_ANSWERS,
     StructuredBody,
     check_generation,
@@ -25,7 +25,7 @@ from gateway.http.generation.generation import (
     with_defaults,
 )
 from gateway.http.generation.model_call import ModelCall
-from gateway.http.generation.parameters import refusing
+from gateway.http.generation.supported_parameters import refusing
 from gateway.http.generation.text_request import RequestDraft, request_text
 from gateway.http.openai.chat_writer import (
     CompletionLogprobs,
@@ -50,7 +50,7 @@ from protocol.answers import (
     TokenLogprob,
     Usage,
 )
-from protocol.message import LARGEST_TOKEN_ID, pack
+from protocol.message_base import LARGEST_TOKEN_ID, pack
 from protocol.requests import (
     Prompt,
     TextPrompt,
@@ -208,7 +208,7 @@ async def create_completion(http_request: HttpRequest) -> Response:
     call = ModelCall(http_request, body.model)
     asked = await request_text(call, functools.partial(_draft, body), "prompt")
     form = CompletionFormat(call.model.id, asked.requests[0], body)
-    return asked.answer(form, stream=bool(body.stream))
+    return asked.submit(form, stream=bool(body.stream))
 
 
 def _check_best_of(body: CompletionBody) -> None:

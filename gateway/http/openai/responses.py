@@ -224,7 +224,7 @@ async def compact(http_request: HttpRequest) -> Response:
     request = await request_text(call, functools.partial(draft, asked, 0), "input")
     form = ResponseForm(skeleton(body, call.model.id, asked.response_id), False, compacts=True)
     stays = await call.beside_the_loop(msgspec.json.encode, messages)
-    return request.answer(_CompactionFormat(form, request.requests[0], stays))
+    return request.submit(_CompactionFormat(form, request.requests[0], stays))
 
 
 class _CompactionFormat(ResponseFormat):
@@ -263,7 +263,7 @@ async def count(http_request: HttpRequest) -> Response:
     request = await request_text(
         asked.call, lambda model: counting(draft(asked, 0, model)), "input"
     )
-    return request.answer(
+    return request.submit(
         CountFormat(lambda usage: msgspec.json.encode(InputTokens(usage.prompt_tokens)))
     )
 
@@ -309,7 +309,7 @@ async def create_response(http_request: HttpRequest) -> Response:
     # If the mailbox can't store the response, the client still gets the answer.
     form.response.store = body.stored and mailbox.trouble is None
     writer = ResponseFormat(form, requests[0])
-    return request.answer(
+    return request.submit(
         writer,
         stream=bool(body.stream),
         framing=msgspec.structs.replace(EVENTS, failure=lambda refusal, _: writer.failed(refusal)),

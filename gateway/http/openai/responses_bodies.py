@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, get_args
 
 from msgspec import Meta, Raw, Struct
 
-from gateway.http.generation.generation import (
+from gateway.http.generation.generation_body import (
     Effort,
     JsonSchemaBody,
     ResponseFormatBody,
@@ -18,7 +18,7 @@ from gateway.http.generation.generation import (
     Verbosity,
     check_limit,
 )
-from gateway.http.generation.parameters import refusing
+from gateway.http.generation.supported_parameters import refusing
 from gateway.http.generation.tools import (
     MODES,
     AllowedTool,

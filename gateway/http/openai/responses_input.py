@@ -14,12 +14,12 @@ from starlette.requests import Request as HttpRequest
 
 from gateway.config.model import Model
 from gateway.http.generation.conversation import ConversationBuilder
-from gateway.http.generation.generation import (
+from gateway.http.generation.generation_body import (
     constraint_of,
     with_defaults,
 )
 from gateway.http.generation.model_call import ModelCall
-from gateway.http.generation.parameters import check_supported
+from gateway.http.generation.supported_parameters import check_supported
 from gateway.http.generation.text_request import (
     RequestDraft,
     counting,

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from gateway.http.generation.generation import limit_of
+from gateway.http.generation.generation_body import limit_of
 from gateway.http.openai.chat_writer import TokenLogprobBody
 from gateway.http.openai.responses_bodies import (
     ReasoningConfig,

@@ -14,9 +14,9 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.http.generation.generation import Priority
+from gateway.http.generation.generation_body import Priority
 from gateway.http.generation.model_call import ModelCall, check_mailbox
-from gateway.http.generation.parameters import check_supported, refusing
+from gateway.http.generation.supported_parameters import check_supported, refusing
 from gateway.http.openai.completions import Inputs, count_strings, parse_inputs
 from gateway.http.passing.pass_on import passing
 from gateway.http.wire.access_log import unique

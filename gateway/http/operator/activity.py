@@ -169,9 +169,9 @@ def _request_statuses(fleet: Fleet, most: int | None = None) -> list[RequestStat
     """The requests of all models; of each model only the first `most`, if that is given."""
     now = fleet.now()
     return [
-        _status(request, place, model.model.id, now)
-        for model in fleet.roster.everyone
-        for place, request in islice(model.traffic.queue.places(), most)
+        _status(request, place, supervisor.model.id, now)
+        for supervisor in fleet.roster.everyone
+        for place, request in islice(supervisor.traffic.queue.places(), most)
     ]
 
 

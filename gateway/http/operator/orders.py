@@ -209,4 +209,6 @@ async def _end(supervisor: ModelSupervisor, options: OrderOptions, order: _Order
     worker = supervisor.worker
     order(force=options.force)
     if options.wait and worker is not None:
-        await supervisor.condition.until(lambda: supervisor.worker is not worker or worker.given_up)
+        await supervisor.condition.until(
+            lambda: supervisor.worker is not worker or worker.survived_kill
+        )

@@ -132,7 +132,7 @@ def _host_status(host: SshHost) -> HostStatus:
 
 def _group_status(group: Group, fleet: Fleet) -> GroupStatus:
     ledger = fleet.scheduler.ledger
-    loaded = tuple(model for model in group.models if ledger.has_room(model))
+    loaded = tuple(model for model in group.models if ledger.is_present(model))
     return GroupStatus(
         id=group.name,
         models=group.models,
@@ -396,11 +396,11 @@ async def health(request: HttpRequest) -> Response:
         uptime_s=fleet.uptime_s,
         models=[
             ModelHealth(
-                model.model.id,
-                model.state,
-                None if model.worker is None else model.worker.report.last_step_age_s,
+                supervisor.model.id,
+                supervisor.state,
+                None if supervisor.worker is None else supervisor.worker.report.last_step_age_s,
             )
-            for model in supervisors
+            for supervisor in supervisors
         ],
         faults=faults if caller.admin or caller.reads else [],
         deep=deep,

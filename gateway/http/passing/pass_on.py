@@ -8,7 +8,8 @@
 4. Count the answer against the limits of the caller's key, and join the queue of a command.
 5. Ask the server when its turn comes (`command_calls.py`, `upstream_calls.py`): again, or another
    one, if that fails before it has begun to answer.
-6. Write its answer to the client as it comes (`relay.py`), and count the usage in it (`usage.py`).
+6. Write its answer to the client as it comes (`foreign_answer.py`), and count the usage in it
+   (`usage.py`).
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from starlette.responses import Response
 from gateway.http.generation.pictures import left_out_header, named
 from gateway.http.passing.command_calls import CommandCall
 from gateway.http.passing.fields import check_query, set_model, unknown
+from gateway.http.passing.foreign_answer import ForeignAnswer, RelayResponse
 from gateway.http.passing.forms import Form
 from gateway.http.passing.outbound import OutboundRequest
-from gateway.http.passing.relay import ForeignAnswer, RelayResponse
 from gateway.http.passing.upstream_calls import UpstreamCall
 from gateway.http.passing.usage import OllamaUsageReader, UsageReader
 from gateway.http.wire.answer import EVENTS, LINES, Framing

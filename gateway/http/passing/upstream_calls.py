@@ -15,8 +15,8 @@ import msgspec
 from msgspec import Raw
 from starlette.requests import Request as HttpRequest
 
+from gateway.http.passing.foreign_answer import ForeignAnswer, refusal_of
 from gateway.http.passing.outbound import OutboundRequest
-from gateway.http.passing.relay import ForeignAnswer, refusal_of
 from gateway.http.passing.usage import UsageReader
 from gateway.http.wire.access_log import record_of
 from gateway.http.wire.answer import EVENTS, Framing, framing_of

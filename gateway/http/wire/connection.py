@@ -247,7 +247,7 @@ class ClientConnection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._body += body
 
-    def _hand_over(self) -> None:
+    def _give_body(self) -> None:
         body, self._body = self._body, bytearray()
         # Framing counts beyond as much content: a client may send a chunk for each byte.
         self._framing_bytes = max(0, self._framing_bytes - 2 * len(body))
@@ -270,7 +270,7 @@ class ClientConnection(HttpToolsProtocol):
         if self._upgrades:
             return
         self._framing_bytes = 0
-        self._hand_over()
+        self._give_body()
         self._in_request = False
         if (exchange := self._receiving) is not None:
             exchange.more_body = False
@@ -346,7 +346,7 @@ class ClientConnection(HttpToolsProtocol):
             except httptools.HttpParserError as error:
                 self._not_http(error)
             else:
-                self._hand_over()
+                self._give_body()
                 if self._framing_bytes >= MOST_FRAMING_BYTES:
                     self._too_much_framing()
 

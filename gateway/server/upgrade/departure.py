@@ -18,9 +18,9 @@ from gateway.http.app import Parts
 from gateway.requests import refusals
 from gateway.requests.request import REMINDER_S
 from gateway.server.upgrade.messages import Finished, FromSuccessor, Released
-from gateway.server.upgrade.relay import Relay
 from gateway.server.upgrade.stand_in import SENT_ON, become_stand_in
 from gateway.server.upgrade.successor import SuccessorProcess
+from gateway.server.upgrade.successor_relay import Relay
 from gateway.server.upgrade.takeover import Takeover
 from gateway.server.uvicorn_server import UvicornServer
 from gateway.system.tasks import Tasks

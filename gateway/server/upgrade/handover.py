@@ -15,9 +15,9 @@ from typing import Final
 from gateway.http.app import Parts
 from gateway.requests.request import Request
 from gateway.server.upgrade.messages import Cancelled, Failure, Handover, Serving, Spent, Submitted
-from gateway.server.upgrade.relay import Relay
 from gateway.server.upgrade.state import gateway_state
 from gateway.server.upgrade.successor import HandoverError, SuccessorProcess
+from gateway.server.upgrade.successor_relay import Relay
 from gateway.system.refusal import Refusal
 from gateway.workers.starter import Channel
 from gateway.workers.worker import Worker

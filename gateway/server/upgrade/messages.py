@@ -10,7 +10,7 @@ from gateway.requests.request import RequestState
 from gateway.server.upgrade.state import GatewayState
 from gateway.system.refusal import RefusalState
 from protocol.answers import Delta, Embedded, Usage
-from protocol.message import digest
+from protocol.message_base import digest
 
 
 class HandoverMessage(Struct, frozen=True, kw_only=True, tag_field="type"):

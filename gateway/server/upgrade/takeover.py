@@ -30,9 +30,9 @@ from gateway.server.upgrade.messages import (
     Spent,
     Submitted,
 )
-from gateway.server.upgrade.relay import RelayedRequests
 from gateway.server.upgrade.state import CannotTakeOverError, restore, restore_clock
 from gateway.server.upgrade.successor import SUCCEEDS
+from gateway.server.upgrade.successor_relay import RelayedRequests
 from gateway.server.uvicorn_server import UvicornServer
 from gateway.system.clock import until_set
 from gateway.system.tasks import Tasks

@@ -6,8 +6,9 @@
 3. The workers move: they hold their messages back until the successor listens (`handover`).
 4. The successor gets the state of each object, and continues it (`state`, `takeover`).
 5. The successor serves. It also computes the answers for the clients of this gateway, and sends
-   these answers to this gateway, which has the connections (`relay`).
-6. This gateway gives up its other work, and serves its last clients (`departure`).
+   these answers to this gateway, which has the connections (`successor_relay`).
+6. This gateway gives up its other work. It gives idle connections to the successor, and serves its
+   last clients (`departure`).
 7. The process ends, or stands in for the successor (`stand_in`).
 
 If a step before the fifth fails, the successor is ended, and this gateway goes on.
@@ -33,9 +34,9 @@ from gateway.http.wire.command_bodies import UpgradeAnswer
 from gateway.requests import refusals
 from gateway.server.upgrade.departure import Departure
 from gateway.server.upgrade.handover import check_ranks, hand_over, undo, until_settled
-from gateway.server.upgrade.relay import Relay
 from gateway.server.upgrade.stand_in import StandInChannel
 from gateway.server.upgrade.successor import HandoverError, SuccessorProcess
+from gateway.server.upgrade.successor_relay import Relay
 from gateway.server.upgrade.takeover import Takeover
 from gateway.server.uvicorn_server import UvicornServer
 from gateway.system.lane import Lane

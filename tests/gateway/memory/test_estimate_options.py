@@ -24,8 +24,8 @@ from protocol.requests import MOST_PIXELS, MOST_SEEN_PIXELS
 from tests.support import shapes
 from tests.support.own_heads import OwnHead, write
 from tests.support.shapes import DEMO
-from worker.engines.drawing import make_head_draft
 from worker.engines.room import NO_CACHES
+from worker.engines.row_computer import make_head_draft
 from worker.load.loading import load_weights
 
 PROCESS = 50_000_000

@@ -108,7 +108,7 @@ def _rivals_side_by_side(patch: pytest.MonkeyPatch) -> None:
 
 def _rivals_that_never_part(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        Reclaim, "_may_evict_rival", lambda _self, _claim, rival: rival.idle and rival.leaves
+        Reclaim, "_may_evict_rival", lambda _self, _claim, rival: rival.idle and rival.evictable
     )
 
 

@@ -23,7 +23,11 @@ def test_a_floor_is_reserved_before_anything_is_held() -> None:
     assert (allocation.pinned, allocation.turn_begins, allocation.short) == (False, True, False)
     assert (allocation.lent_bytes, allocation.idle_loan_bytes, allocation.rows_bytes) == (0, 0, 0)
     # A model that loads is as good as busy, and neither borrows nor goes.
-    assert (allocation.busy, allocation.steady, allocation.yields) == (True, False, False)
+    assert (allocation.busy, allocation.steady, allocation.evictable_for_any) == (
+        True,
+        False,
+        False,
+    )
     assert (ledger.committed_bytes, ledger.free_bytes, ledger.coming_bytes) == (30, 70, 0)
     assert list(ledger.allocations) == [allocation]
     assert (allocation.footprint_bytes, allocation.reload_s, allocation.last_used) == (0, 0.0, 0.0)
@@ -52,10 +56,10 @@ def test_committed_bytes_are_the_largest_of_limit_answer_and_footprint(
     allocation.footprint_bytes, allocation.read_at_bytes = footprint, read_at
     assert (allocation.committed_bytes, ledger.committed_bytes) == (committed, committed)
     assert allocation.returning_bytes == allocation.coming_bytes == ledger.coming_bytes == coming
-    assert allocation.going_bytes == committed - coming, "its end would bring the rest"
+    assert allocation.freed_by_end_bytes == committed - coming, "its end would bring the rest"
     allocation.ending = True
     assert allocation.coming_bytes == ledger.coming_bytes == committed
-    assert allocation.going_bytes == 0
+    assert allocation.freed_by_end_bytes == 0
 
 
 def test_of_a_loan_what_neither_runs_nor_comes_next_stands_idle() -> None:
@@ -73,11 +77,15 @@ def test_loaded_model_may_borrow_and_be_evicted() -> None:
     ledger = Ledger(100)
     allocation = _holder(ledger, "a", 20)
     allocation.ready_at = 0.0
-    assert (allocation.steady, allocation.yields, ledger.steady) == (True, True, [allocation])
+    assert (allocation.steady, allocation.evictable_for_any, ledger.steady) == (
+        True,
+        True,
+        [allocation],
+    )
     allocation.pinned = True
-    assert (allocation.steady, allocation.yields) == (True, False)
+    assert (allocation.steady, allocation.evictable_for_any) == (True, False)
     allocation.pinned, allocation.ending = False, True
-    assert (allocation.steady, allocation.yields, ledger.steady) == (False, False, [])
+    assert (allocation.steady, allocation.evictable_for_any, ledger.steady) == (False, False, [])
 
 
 def test_the_budget_less_what_nobody_can_give_back() -> None:

@@ -184,5 +184,7 @@ def test_the_smallest_set_that_is_enough(missing: int, chosen: list[str]) -> Non
         _holder("dear", 10, priority=1),
         _holder("idle", 10),
     ]
-    found = enough_to_evict(candidates, missing, LATER, lambda allocation: allocation.going_bytes)
+    found = enough_to_evict(
+        candidates, missing, LATER, lambda allocation: allocation.freed_by_end_bytes
+    )
     assert [allocation.model_id for allocation in found] == chosen

@@ -467,8 +467,10 @@ class World(RuleBasedStateMachine):
         needed = sum(claim.needed_bytes for claim in self.admission.claims)
         missing = needed - ledger.free_bytes - ledger.coming_bytes
         for allocation in ledger.allocations:
-            if missing > 0 and allocation.yields and not allocation.busy:
-                assert allocation.going_bytes < missing, f"{allocation.model_id} is in the way"
+            if missing > 0 and allocation.evictable_for_any and not allocation.busy:
+                assert allocation.freed_by_end_bytes < missing, (
+                    f"{allocation.model_id} is in the way"
+                )
 
     def check_that_nobody_waits_for_what_is_free(self) -> None:
         """Nor for what it was told to give back itself, if nobody else waits for that."""

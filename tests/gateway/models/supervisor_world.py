@@ -27,7 +27,7 @@ from gateway.workers.starter import Starter
 from gateway.workers.worker import Listener, Worker
 from gateway.workers.worker_log import WorkerLog
 from protocol.life import Bound, Device, Hello, MlxMemory, Ready
-from protocol.message import Message
+from protocol.message_base import Message
 from protocol.messages import WorkerMessage
 from protocol.requests import Generate, Sampling, TextPrompt
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gateway.requests.fair_shares import OTHERS, FairShares, opaque
 from gateway.requests.queue import RequestQueue
 from gateway.requests.request import Request, Terms
-from protocol.message import BYTES_PER_TOKEN
+from protocol.message_base import BYTES_PER_TOKEN
 from protocol.requests import Generate, Sampling, TokenPrompt
 
 _names = itertools.count()

@@ -12,7 +12,7 @@ from gateway.requests.traffic import QueueBounds, Traffic, WorkerConnection
 from gateway.system.events import EventLog
 from gateway.system.refusal import Refusal
 from protocol.answers import Text, Usage
-from protocol.message import Message
+from protocol.message_base import Message
 from protocol.requests import Generate, Sampling, TextPrompt
 from tests.gateway.requests.test_traffic import Waiting, taken
 

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from gateway.requests.progress import SUSPECT_TOKENS, ModelChangedError
 from gateway.requests.queue import Quarantine, QueueFullError, RequestQueue
 from gateway.requests.request import Request, Terms
-from protocol.message import pack, unpack
+from protocol.message_base import pack, unpack
 from protocol.requests import (
     ChatMessage,
     ChatPrompt,

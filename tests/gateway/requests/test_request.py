@@ -20,7 +20,7 @@ from gateway.requests.request import (
 )
 from gateway.system.refusal import Refusal
 from protocol.answers import Delta, Guesses, Text, Usage
-from protocol.message import pack
+from protocol.message_base import pack
 from protocol.requests import Generate, Sampling, TextPrompt
 
 USAGE = Usage(3, 4)

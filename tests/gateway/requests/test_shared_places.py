@@ -16,7 +16,7 @@ from gateway.requests.traffic import QueueBounds, Traffic, WorkerConnection
 from gateway.system.events import EventLog
 from gateway.system.refusal import Refusal
 from protocol.answers import Costs
-from protocol.message import Message, unpack
+from protocol.message_base import Message, unpack
 from protocol.requests import Cancel, Embed, Generate, Sampling, TextPrompt
 from tests.gateway.requests.test_fair_shares import request
 from tests.gateway.requests.test_traffic import Waiting, taken

@@ -26,7 +26,7 @@ from protocol.answers import (
     ToolCall,
     Usage,
 )
-from protocol.message import Message, pack
+from protocol.message_base import Message, pack
 from protocol.requests import (
     Cancel,
     ChatMessage,

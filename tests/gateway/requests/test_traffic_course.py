@@ -12,7 +12,7 @@ from gateway.requests.traffic import ProtocolBreachError, QueueBounds, Traffic, 
 from gateway.system.events import EventLog
 from gateway.system.refusal import Refusal
 from protocol.answers import Delta, Output, Rendered, RequestFailed, Text, Usage
-from protocol.message import Message, pack
+from protocol.message_base import Message, pack
 from protocol.messages import ProtocolError
 from protocol.requests import Cancel, Generate, Sampling, SamplingDefaults, TextPrompt
 from tests.gateway.requests.test_traffic import Waiting, taken

@@ -12,7 +12,7 @@ from gateway.system.events import EventLog
 from gateway.system.refusal import Refusal
 from protocol.answers import Embedded, Usage
 from protocol.life import Ability
-from protocol.message import Message
+from protocol.message_base import Message
 from protocol.requests import Embed, Generate, Sampling, TextPrompt
 from tests.gateway.requests.test_traffic import taken
 

@@ -6,7 +6,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from protocol.message import pack
+from protocol.message_base import pack
 from protocol.prompt_store.payloads import KEY_BYTES, Entry, disk_bytes
 from protocol.prompt_store.store import PromptStore
 

@@ -14,10 +14,10 @@ import pytest
 from mlx.utils import tree_map
 from mlx_lm.generate import BatchGenerator
 
-from worker.engines.batched import BatchedEngine
+from worker.engines.batched_engine import BatchedEngine
 from worker.engines.room import CacheRoom, CacheSizes
 from worker.engines.sequence import Sequence
-from worker.mlx_lm.company import takes_groups
+from worker.mlx_lm.batching_trial import takes_groups
 
 TOKENS = 60
 WINDOWS = {"layer_types": ["sliding_attention", "full_attention"] * 2}

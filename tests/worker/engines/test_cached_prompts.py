@@ -20,9 +20,9 @@ from protocol.requests import Sampling, SamplingDefaults
 from tests.support import shapes
 from tests.support.gateway import eventually
 from tests.support.stepping import step
-from worker.engines.batched import BatchedEngine
+from worker.engines.batched_engine import BatchedEngine
 from worker.engines.decoding import Caches
-from worker.engines.room import Batch, CacheRoom, CacheSizes, measure
+from worker.engines.room import BatchSize, CacheRoom, CacheSizes, measure
 from worker.engines.sequence import Engine, Sequence, Token
 from worker.engines.sequential import SequentialEngine
 from worker.load.loading import LoadedModel, load
@@ -254,7 +254,7 @@ def test_branches_do_not_change_each_other(bench: Bench) -> None:
 def test_memory_that_is_called_back(bench: Bench) -> None:
     """What is kept goes first; a row that leaves goes on with what it had kept."""
     room = CacheRoom(measure(bench.caches.run, bench.caches.make))
-    room.limit_bytes = room.needed_bytes([Batch(1, 512)]) * 4
+    room.limit_bytes = room.needed_bytes([BatchSize(1, 512)]) * 4
     cache = PromptCache(bench.cutter, None)
     engine = bench.engine(cache, room)
     sequence = bench.sequence("r", bench.tokens(150), boundaries=[150], max_tokens=10)
@@ -313,7 +313,7 @@ def test_snapshots_of_a_long_message_survive_a_killed_worker(
     folder: Folder, tmp_path: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A state in its middle is on disk, however far its end was."""
-    monkeypatch.setattr("worker.engines.batched.largest_chunk", lambda: 64)
+    monkeypatch.setattr("worker.engines.batched_engine.largest_chunk", lambda: 64)
     bench = Bench(_loaded("hybrid", folder), batched=True)
     store = PromptStore(tmp_path, 1 << 30, 1 << 30)
     bench.paths = Paths(b"", store, needs_snapshots=True)
@@ -341,7 +341,7 @@ def test_the_snapshots_that_are_missed_least_go_first(bench: Bench) -> None:
     prompts = [bench.tokens(450, seed=index) for index in range(4)]
     room = CacheRoom(measure(bench.caches.run, bench.caches.make))
     # A sequence that joins counts twice.
-    room.limit_bytes = room.needed_bytes(2 * [Batch(1, 512)])
+    room.limit_bytes = room.needed_bytes(2 * [BatchSize(1, 512)])
     room.limit_bytes += 4 * 7 * bench.cutter.block_bytes + 6 * room.shape.row_bytes
     cache = PromptCache(bench.cutter, None)
     engine = bench.engine(cache, room)
@@ -553,7 +553,7 @@ def test_cached_blocks_stay_with_a_loan(bench: Bench, monkeypatch: pytest.Monkey
     sequence = bench.sequence("r", bench.tokens(700), boundaries=[700], max_tokens=2)
     expected = _ids(_run(engine, sequence)["r"])
     # Nobody uses it: what it has is all that it keeps.
-    floor_bytes = room.needed_bytes([Batch(1, 1)])
+    floor_bytes = room.needed_bytes([BatchSize(1, 1)])
     room.limit_bytes = floor_bytes + engine.need.cache_bytes
     engine.add(sequence)
     tokens: list[Token] = []
@@ -573,7 +573,7 @@ def test_waits_are_short_without_a_loan(bench: Bench, monkeypatch: pytest.Monkey
     engine = bench.engine(cache, room)
     sequence = bench.sequence("r", bench.tokens(300), boundaries=[300])
     expected = _ids(_run(engine, sequence)["r"])
-    room.limit_bytes = room.needed_bytes([Batch(1, 512)]) + cache.bytes_ // 2
+    room.limit_bytes = room.needed_bytes([BatchSize(1, 512)]) + cache.bytes_ // 2
     engine.add(sequence)
     assert step(engine) == []
     assert (engine.fetching, engine.active, engine.waiting) == (True, 0, 1)

@@ -13,8 +13,8 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from protocol.life import peak_share
 from tests.support import shapes
-from worker.engines.batched import BatchedEngine
-from worker.engines.room import Batch, CacheRoom, CacheSizes, measure
+from worker.engines.batched_engine import BatchedEngine
+from worker.engines.room import BatchSize, CacheRoom, CacheSizes, measure
 from worker.engines.sequence import Engine, Sequence
 from worker.engines.sequential import SequentialEngine
 from worker.load.loading import LoadedModel, load
@@ -163,7 +163,7 @@ SEEDED = [
 def _room(model: LoadedModel, rows: int, tokens: int) -> CacheRoom:
     """Room for so many rows of that length."""
     room = CacheRoom(measure(model.model))
-    room.limit_bytes = room.needed_bytes([Batch(rows, tokens)])
+    room.limit_bytes = room.needed_bytes([BatchSize(rows, tokens)])
     return room
 
 
@@ -185,7 +185,7 @@ def test_room_for_a_few_gives_the_same(
     free = BatchedEngine(model.model, model.eos_token_ids, 8, UNBOUNDED)
     room = _room(model, 2, 256)
     # Its last sequence outgrows what two short ones need.
-    room.limit_bytes = max(room.limit_bytes or 0, room.needed_bytes([Batch(1, 512)]))
+    room.limit_bytes = max(room.limit_bytes or 0, room.needed_bytes([BatchSize(1, 512)]))
     narrow = BatchedEngine(model.model, model.eos_token_ids, 8, room)
     for engine in (free, narrow):
         for sequence in _asked(model, seed):
@@ -200,7 +200,7 @@ def test_room_for_a_few_gives_the_same(
         for token in narrow.step():
             tokens.setdefault(token.request_id, []).append(token.token_id)
         sizes = [size for batch in narrow._batches for size in batch.sizes()]
-        taken = [Batch(size.rows, size.longest_tokens - 2) for size in sizes]
+        taken = [BatchSize(size.rows, size.longest_tokens - 2) for size in sizes]
         assert room.holds(taken)
         most_rows = max(most_rows, narrow.active)
         put_aside = put_aside or narrow.waiting > waiting
@@ -254,7 +254,7 @@ def test_texts_are_the_same_after_a_recall_and_another_loan(
     while moving.active + moving.waiting:
         if chance.random() < 0.2:
             rows = chance.randrange(5)
-            room.limit_bytes = room.needed_bytes([Batch(rows, 512)]) if rows < 4 else wide_bytes
+            room.limit_bytes = room.needed_bytes([BatchSize(rows, 512)]) if rows < 4 else wide_bytes
             moving.make_room()
         for token in moving.step():
             tokens.setdefault(token.request_id, []).append(token.token_id)
@@ -281,7 +281,7 @@ def test_the_last_of_the_lowest_priority_is_put_aside_first(
     engine.step()
     assert running() == ["a", "d", "f", "b"]
     assert [values.request_id for values in engine._waiting] == ["c", "e"]
-    room.limit_bytes = room.needed_bytes([Batch(2, 256)])
+    room.limit_bytes = room.needed_bytes([BatchSize(2, 256)])
     engine.make_room()
     assert running() == ["a", "d"]
     assert [values.request_id for values in engine._waiting] == ["f", "b", "c", "e"]
@@ -349,9 +349,9 @@ def test_hopeless_sequences_are_removed(
             engine.add(values)
         room.most_bytes = None
         assert engine.remove_hopeless() == [], "nobody knows"
-        room.most_bytes = room.needed_bytes([Batch(1, 1024)])
+        room.most_bytes = room.needed_bytes([BatchSize(1, 1024)])
         assert engine.remove_hopeless() == []
-        room.most_bytes = room.needed_bytes([Batch(1, 512)])
+        room.most_bytes = room.needed_bytes([BatchSize(1, 512)])
         assert room.longest_tokens(4000) == 512
         assert engine.remove_hopeless() == [long]
         assert engine.waiting == 1
@@ -396,7 +396,7 @@ def test_a_long_row_does_not_make_short_ones_long(models: Callable[[str], Loaded
     room = CacheRoom(measure(model.model))
     tokens = model.tokenizer.encode("A ship with seven holds. " * 300)[:1100]
     # A joint batch is five times this; one of its own for the long row fits.
-    room.limit_bytes = room.needed_bytes([Batch(1, 1536), Batch(6, 256)])
+    room.limit_bytes = room.needed_bytes([BatchSize(1, 1536), BatchSize(6, 256)])
     engine = BatchedEngine(model.model, model.eos_token_ids, 8, room)
     asked = [Sequence("long", tokens, 20, None, ignore_eos=True)]
     asked += [Sequence(str(index), tokens[:30], 20, None, ignore_eos=True) for index in range(6)]
@@ -421,7 +421,7 @@ def test_batches_share_what_a_stream_may_wait(
     model = models("full attention")
     room = CacheRoom(measure(model.model))
     tokens = model.tokenizer.encode("A ship with seven holds. " * 200)[:700]
-    room.limit_bytes = room.needed_bytes([Batch(1, 1024), Batch(3, 512)])
+    room.limit_bytes = room.needed_bytes([BatchSize(1, 1024), BatchSize(3, 512)])
     # So long that no chunk takes a share of it that could be told.
     engine = BatchedEngine(model.model, model.eos_token_ids, 8, room, stall_s=1e6)
     shares: list[tuple[int, float]] = []
@@ -480,7 +480,7 @@ def test_a_sequence_that_long_prompts_hold_up_is_overtaken_without_loss(
     model = models("full attention")
     room = CacheRoom(measure(model.model))
     tokens = model.tokenizer.encode("A ship with seven holds. " * 400)[:1500]
-    room.limit_bytes = room.needed_bytes([Batch(9, 1536), Batch(2, 256)])
+    room.limit_bytes = room.needed_bytes([BatchSize(9, 1536), BatchSize(2, 256)])
     engine = BatchedEngine(model.model, model.eos_token_ids, 16, room)
     for index in range(9):
         engine.add(Sequence(f"long {index}", tokens, 20, None, ignore_eos=True))
@@ -521,10 +521,10 @@ def test_the_room_of_a_model(models: Callable[[str], LoadedModel]) -> None:
     room = CacheRoom(shape, 10_000, fixed_bytes=1000, working_bytes=100, working_token_bytes=1)
     assert room.needed_bytes([]) == 1100
     one = shape.batch_bytes(1, 256)
-    assert room.needed_bytes([Batch(1, 200)]) == 1100 + 256 + int(one * shape.peak)
-    two = room.needed_bytes([Batch(2, 200), Batch(1, 10)])
+    assert room.needed_bytes([BatchSize(1, 200)]) == 1100 + 256 + int(one * shape.peak)
+    two = room.needed_bytes([BatchSize(2, 200), BatchSize(1, 10)])
     assert two == 1100 + 256 + 3 * one + int(2 * one * (shape.peak - 1))
-    assert not room.holds([Batch(1, 1)])
+    assert not room.holds([BatchSize(1, 1)])
     windowed = measure(models("sliding window").model)
     assert windowed.row_bytes == 2 * 32 * 2 * 16 * 2 * 4
     states = measure(models("state space").model)

@@ -14,7 +14,7 @@ import pytest
 from protocol.prompt_store.store import PromptStore
 from tests.support import shapes
 from tests.worker.vectors.test_engine import TEXTS, Bench
-from worker.engines.batched import BatchedEngine
+from worker.engines.batched_engine import BatchedEngine
 from worker.engines.decoding import Caches
 from worker.engines.pace import PrefillPace
 from worker.engines.room import CacheRoom, measure
@@ -26,7 +26,8 @@ from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.path import Paths
 from worker.sampling.settings import RowSampling
-from worker.system.errors import GpuRecovery, may_pass, passing_kind
+from worker.system.errors import may_pass, passing_kind
+from worker.system.gpu_recovery import GpuRecovery
 from worker.vectors.jobs import VectorJob
 
 # MLX 0.32's words around those of macOS.

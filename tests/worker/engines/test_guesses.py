@@ -15,13 +15,13 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from protocol.message import pack
+from protocol.message_base import pack
 from protocol.requests import Constraint, Generate, Sampling, TokenPrompt
 from tests.support import shapes
-from worker.engines.batched import BatchedEngine
+from worker.engines.batched_engine import BatchedEngine
 from worker.engines.decoding import Caches
-from worker.engines.drawing import make_draft
 from worker.engines.room import CacheRoom, CacheSizes, Context
+from worker.engines.row_computer import make_draft
 from worker.engines.sequence import Sequence, Token
 from worker.load.loading import LoadedModel, load
 from worker.mlx_lm.drafting import DraftModel

@@ -21,14 +21,14 @@ from protocol.answers import (
     TokenLogprob,
     merged,
 )
-from protocol.message import pack
+from protocol.message_base import pack
 from protocol.messages import MAX_WORKER_FRAME_BYTES, encode
 from protocol.requests import Generate, Sampling, TokenPrompt
 from tests.support import shapes
-from worker.engines.batched import BatchedEngine
+from worker.engines.batched_engine import BatchedEngine
 from worker.engines.decoding import Caches
-from worker.engines.drawing import make_draft
 from worker.engines.room import CacheRoom, CacheSizes, Context
+from worker.engines.row_computer import make_draft
 from worker.engines.sequence import Engine, Sequence, Token
 from worker.engines.sequential import SequentialEngine
 from worker.load.loading import LoadedModel, load

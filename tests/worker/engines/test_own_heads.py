@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from tests.support.own_heads import CONFIGS, VOCABULARY, OwnHead, write
-from worker.engines.batched import BatchedEngine
+from worker.engines.batched_engine import BatchedEngine
 from worker.engines.decoding import Caches
-from worker.engines.drawing import make_head_draft
 from worker.engines.room import NO_CACHES, CacheRoom
+from worker.engines.row_computer import make_head_draft
 from worker.engines.sequence import Sequence, Token
 from worker.load.loading import load_weights
 

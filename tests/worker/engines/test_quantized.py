@@ -12,7 +12,7 @@ from mlx_lm.models.cache import KVCache, QuantizedKVCache
 from protocol.requests import Sampling, SamplingDefaults
 from tests.support import shapes
 from tests.support.stepping import step
-from worker.engines.batched import BatchedEngine
+from worker.engines.batched_engine import BatchedEngine
 from worker.engines.decoding import Caches, RowSampler, decode
 from worker.engines.room import CacheRoom, CacheSizes
 from worker.engines.sequence import Sequence

@@ -13,7 +13,7 @@ from mlx_lm.models.cache import (
 
 from protocol.life import DRAFT_TOKENS, LARGEST_CHUNK_TOKENS, LARGEST_CHUNK_TOKENS_ON_CPU
 from worker.engines import room as rooms
-from worker.engines.room import Batch, CacheRoom, CacheSizes
+from worker.engines.room import BatchSize, CacheRoom, CacheSizes
 from worker.mlx_lm.added_caches import QuantizedCache
 
 # 10 bytes a token in steps of 256, 7 a row, and at most three times that while it changes.
@@ -38,22 +38,26 @@ def test_a_draft_model_keeps_few_tokens() -> None:
 
 def test_the_need_of_several_batches() -> None:
     room = CacheRoom(SHAPE, fixed_bytes=1_000_000, working_bytes=100_000, working_token_bytes=100)
-    assert room.needed_bytes([]) == room.needed_bytes([Batch(0, 5000)]) == 1_100_000
-    assert room.needed_bytes([Batch(1, 1)]) == 1_125_600 + 3 * ONE
+    assert room.needed_bytes([]) == room.needed_bytes([BatchSize(0, 5000)]) == 1_100_000
+    assert room.needed_bytes([BatchSize(1, 1)]) == 1_125_600 + 3 * ONE
     # The longest sets the step's working space, and the largest is the only one that grows.
-    assert room.needed_bytes([Batch(2, 100), Batch(1, 300)]) == 1_151_200 + 5127 + 3 * 2 * ONE
-    assert room.needed_bytes([Batch(1, 300), Batch(4, 100)]) == 1_151_200 + 5127 + 3 * 4 * ONE
-    assert CacheRoom(SHAPE).needed_bytes([Batch(1, 1)]) == 3 * ONE
+    assert (
+        room.needed_bytes([BatchSize(2, 100), BatchSize(1, 300)]) == 1_151_200 + 5127 + 3 * 2 * ONE
+    )
+    assert (
+        room.needed_bytes([BatchSize(1, 300), BatchSize(4, 100)]) == 1_151_200 + 5127 + 3 * 4 * ONE
+    )
+    assert CacheRoom(SHAPE).needed_bytes([BatchSize(1, 1)]) == 3 * ONE
 
 
 def test_the_limit_itself_is_enough_and_none_is_no_bound() -> None:
     room = CacheRoom(SHAPE, limit_bytes=3 * ONE)
-    assert room.holds([Batch(1, 256)])
-    assert not room.holds([Batch(1, 257)])
+    assert room.holds([BatchSize(1, 256)])
+    assert not room.holds([BatchSize(1, 257)])
     room.limit_bytes -= 1
-    assert not room.holds([Batch(1, 256)])
+    assert not room.holds([BatchSize(1, 256)])
     room.limit_bytes = None
-    assert room.holds([Batch(1000, 1_000_000)])
+    assert room.holds([BatchSize(1000, 1_000_000)])
 
 
 def test_free_bytes_for_caches() -> None:
@@ -81,8 +85,8 @@ def test_leaks_make_no_request_impossible() -> None:
 def test_vectors_that_are_computed_pass() -> None:
     """They take of the limit, and make nothing impossible."""
     room = CacheRoom(SHAPE, limit_bytes=3 * ONE, most_bytes=3 * ONE, vector_bytes=5)
-    assert room.needed_bytes([Batch(1, 256)]) == 3 * ONE + 5
-    assert not room.holds([Batch(1, 256)])
+    assert room.needed_bytes([BatchSize(1, 256)]) == 3 * ONE + 5
+    assert not room.holds([BatchSize(1, 256)])
     assert room.could_hold(256)
 
 
@@ -110,13 +114,13 @@ def test_a_batch_has_no_array_of_more_elements_than_mlx_counts() -> None:
     # 8 heads of 128 numbers, as a model of 8B has them.
     room = CacheRoom(SHAPE._replace(token_elements=1024))
     assert room.shape.most_tokens == 2_096_640
-    assert room.holds([Batch(20, 100_000), Batch(20, 100_000)])
-    assert not room.holds([Batch(21, 100_000)])
-    assert room.holds([Batch(1, 2_096_640 + 256)]), "the step of a row with the longest context"
+    assert room.holds([BatchSize(20, 100_000), BatchSize(20, 100_000)])
+    assert not room.holds([BatchSize(21, 100_000)])
+    assert room.holds([BatchSize(1, 2_096_640 + 256)]), "the step of a row with the longest context"
     windowed = CacheRoom(SHAPE._replace(row_elements=8 * 128 * 4096))
     assert windowed.shape.most_tokens is None
-    assert windowed.holds([Batch(511, 1)])
-    assert not windowed.holds([Batch(512, 1)])
+    assert windowed.holds([BatchSize(511, 1)])
+    assert not windowed.holds([BatchSize(512, 1)])
 
 
 def test_a_cpu_takes_smaller_chunks(monkeypatch: pytest.MonkeyPatch) -> None:

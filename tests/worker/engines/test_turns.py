@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config.model_folders import DEMO_FOLDER
-from worker.engines.batched import BatchedEngine
+from worker.engines.batched_engine import BatchedEngine
 from worker.engines.room import CacheRoom, measure
 from worker.engines.sequence import Sequence
 from worker.engines.sequential import SequentialEngine

@@ -18,14 +18,14 @@ from mlx_lm.tuner.utils import linear_to_lora_layers
 from mlx_lm.utils import load_model
 
 from protocol.life import Load, LoadFailed, LoadProgress
-from protocol.message import pack
+from protocol.message_base import pack
 from protocol.requests import Generate, Sampling, SamplingDefaults, TokenPrompt
 from tests.support import shapes
 from tests.support.stepping import step
-from worker.engines.batched import BatchedEngine
+from worker.engines.batched_engine import BatchedEngine
 from worker.engines.decoding import Caches
-from worker.engines.drawing import make_draft
 from worker.engines.room import CacheRoom, CacheSizes, measure
+from worker.engines.row_computer import make_draft
 from worker.engines.sequence import Engine, Sequence, Token
 from worker.load.files import fingerprint
 from worker.load.loading import LoadedModel, load

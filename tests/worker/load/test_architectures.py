@@ -11,13 +11,13 @@ import pytest
 from gateway.library.description import describe
 from tests.support import shapes
 from tests.support.architectures import NEED_METAL, TINY
-from worker.engines.batched import BatchedEngine
+from worker.engines.batched_engine import BatchedEngine
 from worker.engines.decoding import Caches
 from worker.engines.room import CacheRoom, CacheSizes, measure
 from worker.engines.sequence import Engine, Sequence
 from worker.engines.sequential import SequentialEngine
 from worker.load.loading import load
-from worker.mlx_lm.company import company_of
+from worker.mlx_lm.batching_trial import try_batching
 
 # One of each kind of cache. The others are for `make test-more`.
 ORDINARY: Final = (
@@ -59,7 +59,7 @@ def test_it_is_loaded_and_answers(architecture: str, tmp_path: Path) -> None:
     caches = Caches(loaded.model, None)
     measure(caches.run, caches.make)
     engine: Engine
-    if caches.can_be_merged and company_of(caches.model).fault is None:
+    if caches.can_be_merged and try_batching(caches.model).fault is None:
         engine = BatchedEngine(caches.model, loaded.eos_token_ids, 8, UNBOUNDED)
     else:
         engine = SequentialEngine(loaded.model, loaded.eos_token_ids, UNBOUNDED, caches)

@@ -13,12 +13,12 @@ from protocol.life import CACHE_STEP_TOKENS
 from tests.support import shapes
 from worker.engines.room import measure
 from worker.load.loading import load_weights
-from worker.mlx_lm import company
+from worker.mlx_lm import batching_trial
+from worker.mlx_lm.batching_trial import takes_groups, try_batching
 from worker.mlx_lm.caches import takes_padding_again
-from worker.mlx_lm.company import company_of, takes_groups
 
 
-@pytest.mark.parametrize("trial", [takes_groups, takes_padding_again, company_of])
+@pytest.mark.parametrize("trial", [takes_groups, takes_padding_again, try_batching])
 def test_trial_takes_less_memory_than_the_shortest_sequence(
     trial: Callable[[Any], object], tmp_path: Path
 ) -> None:
@@ -44,7 +44,7 @@ def test_trial_takes_less_memory_than_the_shortest_sequence(
 def test_models_that_run_alone(shape: str, reason: str, kind: mx.Dtype, tmp_path: Path) -> None:
     model, _ = load_weights(getattr(shapes, shape)(tmp_path / "model"))
     model.set_dtype(kind)
-    assert reason in (company_of(model).fault or "")
+    assert reason in (try_batching(model).fault or "")
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_models_that_run_alone(shape: str, reason: str, kind: mx.Dtype, tmp_path
 )
 def test_models_that_run_in_batches(shape: str, tmp_path: Path) -> None:
     model, _ = load_weights(getattr(shapes, shape)(tmp_path / "model"))
-    assert company_of(model).fault is None
+    assert try_batching(model).fault is None
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.02, 0.3])
@@ -75,7 +75,7 @@ def test_rounding_of_two_rows_is_no_fault(
         return logits
 
     monkeypatch.setattr(type(model), "__call__", compute)
-    assert company_of(model).fault is None
+    assert try_batching(model).fault is None
 
 
 def test_a_failure_of_the_gpu_says_nothing_about_the_model(
@@ -86,6 +86,6 @@ def test_a_failure_of_the_gpu_says_nothing_about_the_model(
     def fail(*_: object) -> None:
         raise RuntimeError("[METAL] Command buffer execution failed: Insufficient Memory.")
 
-    monkeypatch.setattr(company, "_merged", fail)
+    monkeypatch.setattr(batching_trial, "_merged", fail)
     with pytest.raises(RuntimeError, match="Insufficient Memory"):
-        company_of(model)
+        try_batching(model)

@@ -23,7 +23,7 @@ from protocol.life import (
     Settle,
     Stay,
 )
-from protocol.message import Message, endpoint
+from protocol.message_base import Message, endpoint
 from protocol.messages import decode_from_worker, encode
 from tests.support.folders import short_folder
 from tests.support.gateway import eventually

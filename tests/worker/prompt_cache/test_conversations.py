@@ -16,9 +16,9 @@ from protocol.prompt_store import payloads
 from protocol.prompt_store.store import PromptStore
 from tests.support import shapes
 from tests.support.stepping import step
-from worker.engines.batched import BatchedEngine
+from worker.engines.batched_engine import BatchedEngine
 from worker.engines.decoding import Caches
-from worker.engines.room import Batch, CacheRoom, CacheSizes, measure
+from worker.engines.room import BatchSize, CacheRoom, CacheSizes, measure
 from worker.engines.sequence import Engine, Sequence
 from worker.engines.sequential import SequentialEngine
 from worker.load.loading import LoadedModel, load
@@ -136,7 +136,7 @@ class World:
 
     def tighten(self) -> None:
         """No more memory than one sequence needs, and a little for the cache."""
-        self._room.limit_bytes = self._room.needed_bytes([Batch(1, 1024)]) + 300_000
+        self._room.limit_bytes = self._room.needed_bytes([BatchSize(1, 1024)]) + 300_000
         self._engine.make_room()
 
     def loosen(self) -> None:

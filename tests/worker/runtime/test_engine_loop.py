@@ -12,7 +12,7 @@ import msgspec
 from protocol.life import Need
 from protocol.prompt_store.store import PromptStore
 from tests.support import shapes
-from worker.engines.batched import BatchedEngine
+from worker.engines.batched_engine import BatchedEngine
 from worker.engines.decoding import Caches
 from worker.engines.room import CacheRoom, ContextInForce, WorkerLimits, measure
 from worker.engines.sequence import Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from gateway.config.model_folders import DEMO_FOLDER
-from worker.engines.batched import BatchedEngine
+from worker.engines.batched_engine import BatchedEngine
 from worker.engines.room import CacheRoom, CacheSizes, ContextInForce, WorkerLimits
 from worker.load.loading import load
 from worker.runtime.engine_loop import EngineLoop

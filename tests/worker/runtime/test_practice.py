@@ -7,7 +7,7 @@ import logging
 import mlx.core as mx
 import pytest
 
-from worker.engines.batched import BatchedEngine
+from worker.engines.batched_engine import BatchedEngine
 from worker.engines.sequence import Token
 from worker.runtime.warm import practise
 

@@ -8,7 +8,7 @@ import pytest
 
 from protocol.answers import RequestFailed
 from protocol.life import Bound
-from protocol.message import pack
+from protocol.message_base import pack
 from protocol.requests import (
     Generate,
     Sampling,

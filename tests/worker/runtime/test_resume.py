@@ -16,7 +16,7 @@ from protocol.answers import (
     ToolCall,
     merged,
 )
-from protocol.message import pack
+from protocol.message_base import pack
 from protocol.requests import (
     ChatMessage,
     ChatPrompt,
@@ -29,7 +29,7 @@ from protocol.requests import (
 from tests.support import shapes
 from tests.support.answers import text_of
 from tests.support.stepping import step
-from worker.engines.batched import BatchedEngine
+from worker.engines.batched_engine import BatchedEngine
 from worker.engines.room import CacheRoom, CacheSizes, Context
 from worker.engines.sequence import Engine
 from worker.engines.sequential import SequentialEngine

@@ -13,10 +13,10 @@ from protocol.prompt_store.index import Speeds
 from protocol.prompt_store.store import PromptStore
 from tests.support import shapes
 from tests.support.stepping import step
-from worker.engines.batched import BatchedEngine
+from worker.engines.batched_engine import BatchedEngine
 from worker.engines.decoding import Caches
-from worker.engines.drawing import make_draft
 from worker.engines.room import CacheRoom, measure
+from worker.engines.row_computer import make_draft
 from worker.engines.sequence import Engine, EngineNeed, Sequence
 from worker.engines.sequential import SequentialEngine
 from worker.guesses.costs import WIDTHS

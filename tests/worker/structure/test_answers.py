@@ -13,12 +13,12 @@ import pytest
 from msgspec import structs
 
 from protocol.answers import AnswerPart, RequestFailed, Text
-from protocol.message import pack
+from protocol.message_base import pack
 from protocol.requests import Constraint, Generate, Sampling, TextPrompt, TokenPrompt
 from tests.worker.structure.generators import random_regex, random_schema
-from worker.engines.batched import BatchedEngine
-from worker.engines.drawing import make_draft
+from worker.engines.batched_engine import BatchedEngine
 from worker.engines.room import CacheRoom, CacheSizes, Context
+from worker.engines.row_computer import make_draft
 from worker.engines.sequence import Engine
 from worker.engines.sequential import SequentialEngine
 from worker.load.loading import LoadedModel

@@ -10,7 +10,7 @@ import pytest
 from protocol.answers import RequestFailed
 from protocol.requests import Constraint, Generate, Sampling, TextPrompt
 from tests.worker.structure.hostile import HOSTILE
-from worker.engines.batched import BatchedEngine
+from worker.engines.batched_engine import BatchedEngine
 from worker.engines.room import CacheRoom, CacheSizes, Context
 from worker.load.loading import LoadedModel
 from worker.prompt_cache.path import Paths

@@ -20,12 +20,12 @@ from protocol.answers import (
     ToolCall,
     merged,
 )
-from protocol.message import pack
+from protocol.message_base import pack
 from protocol.requests import ChatMessage, ChatPrompt, Constraint, Generate, Sampling, Tools
 from tests.support.shapes import DEMO
 from tests.support.templates import templated
 from tests.worker.text.recorded import RECORDED
-from worker.engines.batched import BatchedEngine
+from worker.engines.batched_engine import BatchedEngine
 from worker.engines.room import CacheRoom, CacheSizes, Context
 from worker.engines.sequence import Engine
 from worker.engines.sequential import SequentialEngine

@@ -12,8 +12,8 @@ import pytest
 
 from protocol.answers import Embedded
 from protocol.messages import MAX_WORKER_FRAME_BYTES, encode
-from worker.engines.batched import BatchedEngine
-from worker.engines.room import NO_CACHES, Batch, CacheRoom, measure
+from worker.engines.batched_engine import BatchedEngine
+from worker.engines.room import NO_CACHES, BatchSize, CacheRoom, measure
 from worker.engines.sequence import Sequence
 from worker.load.loading import load_weights
 from worker.vectors.engine import NoText, VectorEngine, WithVectors
@@ -141,7 +141,7 @@ def beside() -> Iterator[tuple[Bench, WithVectors]]:
     """Vectors beside an engine that writes, with room for four sequences."""
     bench = Bench("qwen3")
     bench.room.shape = measure(bench.model)
-    bench.room.limit_bytes = bench.room.needed_bytes([Batch(4, 40)])
+    bench.room.limit_bytes = bench.room.needed_bytes([BatchSize(4, 40)])
     text = BatchedEngine(bench.model, [63], 4, bench.room)
     engine = WithVectors(text, bench.vectors, bench.room)
     yield bench, engine

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from protocol.answers import RequestFailed
-from protocol.message import pack
+from protocol.message_base import pack
 from protocol.requests import Embed, TextPrompt, TokenPrompt
 from tests.support.minilm import minilm
 from tests.support.shapes import DEMO

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from protocol.message import pack
+from protocol.message_base import pack
 from protocol.requests import ChatMessage, ChatPrompt, Generate, Picture, Sampling
-from worker.engines.batched import BatchedEngine
+from worker.engines.batched_engine import BatchedEngine
 from worker.engines.decoding import Caches
 from worker.engines.room import CacheRoom, CacheSizes, Context
 from worker.engines.sequence import Sequence, Token

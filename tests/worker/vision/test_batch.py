@@ -12,7 +12,7 @@ import pytest
 from protocol.requests import ChatMessage, Generate, Sampling
 from tests.support.pictures import BLACK, GREEN, RED, png
 from tests.worker.vision.serving import GREEDY, Serving, ask, user
-from worker.engines.batched import BatchedEngine
+from worker.engines.batched_engine import BatchedEngine
 from worker.engines.pace import PrefillPace
 from worker.load.loading import LoadedModel, load
 

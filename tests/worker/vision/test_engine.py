@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from protocol.answers import RequestFailed
-from protocol.message import pack
+from protocol.message_base import pack
 from protocol.requests import Generate
 from tests.support.pictures import BLACK, GREEN, RED, png
 from tests.worker.vision.serving import CONTEXT, Serving, ask, user

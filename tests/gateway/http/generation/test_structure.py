@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.http.generation.generation import constraint_of
+from gateway.http.generation.generation_body import constraint_of
 from gateway.http.openai.completions import CompletionBody
 from gateway.http.openai.responses_bodies import ResponseBody
 from gateway.system.refusal import Refusal

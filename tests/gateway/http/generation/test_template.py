@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.http.generation.generation import TemplateBody
+from gateway.http.generation.generation_body import TemplateBody
 from gateway.system.refusal import Refusal
 
 

@@ -11,7 +11,7 @@ from msgspec import Raw
 from gateway.http.openai.completions import Input, parse_inputs
 from gateway.http.openai.vectors import MOST_INPUTS
 from gateway.system.refusal import Refusal
-from protocol.message import pack
+from protocol.message_base import pack
 from protocol.requests import TextPrompt, TokenPrompt
 
 

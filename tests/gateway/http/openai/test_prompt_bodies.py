@@ -15,7 +15,7 @@ from gateway.http.openai.chat import ChatBody
 from gateway.http.openai.completions import CompletionBody, parse_inputs
 from gateway.http.wire.bodies import beside_the_loop
 from gateway.system.refusal import Refusal
-from protocol.message import pack
+from protocol.message_base import pack
 from protocol.requests import (
     Prompt,
     TextPrompt,

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from gateway.http.generation.conversation import ConversationBuilder
-from gateway.http.generation.parameters import check_supported
+from gateway.http.generation.supported_parameters import check_supported
 from gateway.http.openai.responses_bodies import ResponseBody, check_body, tools
 from gateway.http.openai.responses_conversation import BroughtTools, converse
 from gateway.http.openai.responses_input import places_after, possible_cuts

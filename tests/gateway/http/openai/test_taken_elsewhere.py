@@ -15,7 +15,7 @@ from gateway.config.model import Model
 from gateway.config.model_settings import ModelSettings
 from gateway.http.anthropic.messages import MessagesBody
 from gateway.http.generation.conversation import ConversationBuilder
-from gateway.http.generation.generation import check_generation, generate_message
+from gateway.http.generation.generation_body import check_generation, generate_message
 from gateway.http.generation.tools import replaced, tools_of
 from gateway.http.ollama.bodies import OllamaOptions, generation
 from gateway.http.openai.chat import ChatBody, converse

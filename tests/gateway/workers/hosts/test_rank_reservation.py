@@ -32,7 +32,7 @@ def test_wish_is_enough_for_the_sequence(bytes_: list[int], least: int) -> None:
         assert reservation.wish_bytes is None
     assert reservation.bound_bytes is None
     assert reservation.remark(1) is None
-    assert reservation.given_up(PATIENCE_S) is None
+    assert reservation.reason_to_end(PATIENCE_S) is None
 
 
 def test_model_without_other_hosts_has_no_bound() -> None:
@@ -44,7 +44,7 @@ def test_model_without_other_hosts_has_no_bound() -> None:
         None,
     )
     assert reservation.remark(1) is None
-    assert reservation.given_up(PATIENCE_S) is None
+    assert reservation.reason_to_end(PATIENCE_S) is None
 
 
 def test_host_that_reserves_too_little_is_named() -> None:
@@ -73,9 +73,9 @@ def test_long_wait_for_memory_is_given_up() -> None:
     reservation = reserved(2 * GB)
     reservation.record_need(3 * GB, 10.0, waits=True)
     reservation.record_need(3 * GB, 20.0, waits=True)
-    assert reservation.given_up(9.0 + PATIENCE_S) is None
-    reason = reservation.given_up(10.0 + PATIENCE_S)
+    assert reservation.reason_to_end(9.0 + PATIENCE_S) is None
+    reason = reservation.reason_to_end(10.0 + PATIENCE_S)
     assert reason is not None
     assert "studio1 keeps 2.0 GB" in reason
     reservation.record_need(3 * GB, 70.0, waits=False)
-    assert reservation.given_up(200.0) is None
+    assert reservation.reason_to_end(200.0) is None

@@ -15,7 +15,7 @@ from protocol.life import (
     MlxMemory,
     Need,
 )
-from protocol.message import Message
+from protocol.message_base import Message
 
 SIZES = st.integers(0, 1 << 40)
 

@@ -7,12 +7,10 @@ from collections.abc import Iterable
 from time import perf_counter
 from typing import Any, Final, NamedTuple
 
-from worker.engines.batch import AHEAD_TOKENS, PREFILL_ROWS, PictureContext, RowBatch, sizes_of
-from worker.engines.drawing import Drawing, EngineStatistics
-from worker.engines.keeper import QueuedEngine
 from worker.engines.pace import PrefillPace
+from worker.engines.queued_engine import QueuedEngine
 from worker.engines.room import (
-    Batch,
+    BatchSize,
     CacheRoom,
     compiles_kernels,
     grouping,
@@ -20,11 +18,13 @@ from worker.engines.room import (
     step_bytes,
 )
 from worker.engines.row import SequenceRow
+from worker.engines.row_batch import AHEAD_TOKENS, PREFILL_ROWS, PictureContext, RowBatch, sizes_of
+from worker.engines.row_computer import EngineStatistics, RowComputer
 from worker.engines.sequence import BrokenSequence, EngineNeed, Sequence, Token
 from worker.guesses.costs import MOST_ROWS, StepCosts, most_rows
 from worker.guesses.guesser import Shares
+from worker.mlx_lm.batching_trial import takes_groups
 from worker.mlx_lm.caches import takes_padding, takes_padding_again
-from worker.mlx_lm.company import takes_groups
 from worker.mlx_lm.generator import Generator, MakeGenerator
 from worker.mlx_lm.guessing import Draft
 from worker.mlx_lm.row_groups import ONE_GROUP
@@ -103,7 +103,7 @@ class BatchedEngine(QueuedEngine):
         groups = alone and (takes_groups(model) if groups is None else groups)
         self._grouping = grouping(room.shape) if groups else ONE_GROUP
         # Only batches with groups join each other.
-        self._drawing = None if self._grouping is ONE_GROUP else self._new_drawing()
+        self._computer = None if self._grouping is ONE_GROUP else self._new_computer()
         self._looking = None if vision is None else PictureContext(vision, prompt_cache)
         self._eos_token_ids = tuple(eos_token_ids)
         self._configured_rows = max_concurrency
@@ -162,11 +162,11 @@ class BatchedEngine(QueuedEngine):
                 wanted = batch.sizes(joining, _soon_tokens)
             case batches:
                 wanted = [size for batch in batches for size in batch.sizes(length=_soon_tokens)]
-                wanted += [Batch(1, number) for number in joining]
+                wanted += [BatchSize(1, tokens) for tokens in joining]
         last = self._last_to_put_aside()
-        alone = Batch(1, (last[1].tokens if last else joining[0]) + AHEAD_TOKENS)
+        alone = BatchSize(1, (last[1].tokens if last else joining[0]) + AHEAD_TOKENS)
         if self._waiting:
-            first = Batch(1, len(self._waiting[0].token_ids) + AHEAD_TOKENS)
+            first = BatchSize(1, len(self._waiting[0].token_ids) + AHEAD_TOKENS)
             if not rows or not self._room.holds([first]):
                 # Sequences behind the first may run before it, but the first is the one that waits
                 # for memory.
@@ -253,8 +253,8 @@ class BatchedEngine(QueuedEngine):
             self._add_first(row.sequence.rest(row.generated))
         for batch in batches:
             batch.close()
-        if self._drawing is not None:
-            self._drawing = self._new_drawing()
+        if self._computer is not None:
+            self._computer = self._new_computer()
         self.clear_prompts()
         self._pace.shorten()
         return True
@@ -263,7 +263,7 @@ class BatchedEngine(QueuedEngine):
         self._stepped = None
         for batch in list(self._batches):
             self._close(batch)
-        del self._model, self._drawing
+        del self._model, self._computer
         self._looking = None
 
     @property
@@ -286,7 +286,7 @@ class BatchedEngine(QueuedEngine):
             rows, key=lambda pair: (pair[1].sequence.priority, -pair[1].number), default=None
         )
 
-    def _sizes(self) -> list[Batch]:
+    def _sizes(self) -> list[BatchSize]:
         return [size for batch in self._batches for size in batch.sizes()]
 
     def _admit_waiting(self) -> None:
@@ -330,7 +330,7 @@ class BatchedEngine(QueuedEngine):
         groups. So there are several batches only while several compute prompts.
         """
         batches = [row_batch for row_batch in self._batches if len(row_batch)]
-        if self._drawing is None or len(batches) < 2:
+        if self._computer is None or len(batches) < 2:
             return
         batch = min(batches, key=lambda row_batch: (bool(row_batch.prefilling), len(row_batch)))
         other = max((row_batch for row_batch in batches if row_batch is not batch), key=len)
@@ -357,12 +357,12 @@ class BatchedEngine(QueuedEngine):
             sequence, self._joined(batch, sequence)
         )
 
-    def _joined(self, batch: RowBatch, sequence: Sequence) -> list[Batch]:
+    def _joined(self, batch: RowBatch, sequence: Sequence) -> list[BatchSize]:
         """The sizes of all batches once the sequence has joined `batch`. Its cached blocks count a
         second time, as a batch of one row, since they exist twice until they are merged.
         """
         joined = self._with(JoiningSequence(batch, len(sequence.token_ids) + AHEAD_TOKENS))
-        return [*joined, Batch(1, len(sequence.token_ids))]
+        return [*joined, BatchSize(1, len(sequence.token_ids))]
 
     def _fits(self, tokens: int) -> bool:
         """Whether a sequence of `tokens` tokens fits one of the batches, or a new one."""
@@ -387,10 +387,10 @@ class BatchedEngine(QueuedEngine):
         return self._open() if self._may_open(tokens, later) else best
 
     def _may_open(self, tokens: int, later: list[JoiningSequence]) -> bool:
-        alone = [*self._with(*later), Batch(1, tokens)]
+        alone = [*self._with(*later), BatchSize(1, tokens)]
         return len(self._batches) < _MOST_BATCHES and self._room.holds(alone)
 
-    def _with(self, *joining: JoiningSequence) -> list[Batch]:
+    def _with(self, *joining: JoiningSequence) -> list[BatchSize]:
         """The sizes of all batches once these sequences have joined their batches."""
         return [
             size
@@ -413,7 +413,7 @@ class BatchedEngine(QueuedEngine):
 
     def _open(self) -> RowBatch:
         batch = RowBatch(
-            self._drawing or self._new_drawing(),
+            self._computer or self._new_computer(),
             self._eos_token_ids,
             self._configured_rows or MOST_ROWS,
             self._pace,
@@ -424,11 +424,11 @@ class BatchedEngine(QueuedEngine):
         self._batches.append(batch)
         return batch
 
-    def _new_drawing(self) -> Drawing:
+    def _new_computer(self) -> RowComputer:
         working_bytes = self._room.working_bytes
         if self._make_generator is not Generator:
-            return Drawing(self._model, working_bytes, make_generator=self._make_generator)
-        return Drawing(self._model, working_bytes, self._learned, self._grouping)
+            return RowComputer(self._model, working_bytes, make_generator=self._make_generator)
+        return RowComputer(self._model, working_bytes, self._learned, self._grouping)
 
     def _on_prefill(self, tokens: int, seconds: float) -> None:
         if self._keeper is not None:

@@ -19,7 +19,7 @@ from gateway.server.upgrade.messages import (
     Spent,
     Submitted,
 )
-from gateway.server.upgrade.relay import Relay, RelayedRequest
+from gateway.server.upgrade.successor_relay import Relay, RelayedRequest
 from gateway.system.refusal import Refusal
 from protocol.answers import Delta, Embedded, Text, Usage
 from protocol.requests import Embed, Generate, Sampling, TextPrompt

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 from time import perf_counter
 from typing import Any, Final, NamedTuple
 
-from worker.engines.drawing import Drawing
 from worker.engines.lone import LonePrompt
 from worker.engines.pace import PrefillPace
-from worker.engines.room import Batch
+from worker.engines.room import BatchSize
 from worker.engines.row import CachedRow, SequenceRow
+from worker.engines.row_computer import RowComputer
 from worker.engines.sequence import BrokenSequence, Sequence, Token
 from worker.mlx_lm.added_caches import shift_row
 from worker.mlx_lm.caches import make_caches
@@ -47,7 +47,7 @@ class RowBatch:
 
     def __init__(
         self,
-        drawing: Drawing,
+        computer: RowComputer,
         eos_token_ids: tuple[int, ...],
         max_rows: int,
         pace: PrefillPace,
@@ -59,10 +59,10 @@ class RowBatch:
         prompts are computed at a time. `looking` None: no sequence has pictures.
         """
         self._looking = looking
-        self._tap, self._sampler, self._guesser = drawing.tap, drawing.sampler, drawing.guesser
-        self._working_bytes, self._grouping = drawing.working_bytes, drawing.grouping
+        self._tap, self._sampler, self._guesser = computer.tap, computer.sampler, computer.guesser
+        self._working_bytes, self._grouping = computer.working_bytes, computer.grouping
         self._prompts = min(prompts, max_rows)
-        self._generator = drawing.generator(max_rows, self._prompts)
+        self._generator = computer.generator(max_rows, self._prompts)
         self._eos_token_ids = eos_token_ids
         self._pace = pace
         self._on_prefill = on_prefill
@@ -101,8 +101,9 @@ class RowBatch:
         """
         if len(self._prefilling) + len(self._lone) >= self._prompts or self._at_end:
             return False
-        left = (row.tokens - row.seen_tokens for row in self._together)
-        return sum(number for number in left if number <= _MUCH_LONGER * tokens) < _ENOUGH_TOKENS
+        left_tokens = [row.tokens - row.seen_tokens for row in self._together]
+        limit_tokens = _MUCH_LONGER * tokens
+        return sum(left for left in left_tokens if left <= limit_tokens) < _ENOUGH_TOKENS
 
     def prefills_beyond(self, tokens: int) -> bool:
         """Whether a row in prefill has seen many more than `tokens` tokens. A sequence of `tokens`
@@ -122,7 +123,7 @@ class RowBatch:
 
     def sizes(
         self, joining: Iterable[int] = (), length: Callable[[SequenceRow], int] | None = None
-    ) -> list[Batch]:
+    ) -> list[BatchSize]:
         """The sizes of the groups of rows after the next step, once rows of the lengths `joining`
         have joined. With `length` each row counts with that many tokens.
         """
@@ -179,7 +180,7 @@ class RowBatch:
         return uid
 
     def merge(self, other: RowBatch) -> None:
-        """Take in all rows of another batch, which decode. Both share their drawing."""
+        """Take in all rows of another batch, which decode. Both share their `RowComputer`."""
         self._generator.merge(other._generator)
         rows = [*self._rows.items(), *other._rows.items()]
         self._rows = dict(sorted(rows, key=lambda pair: pair[1].number))
@@ -353,7 +354,7 @@ class RowBatch:
         return [CachedRow(row, *caches) for row, caches in ended if row.cached_blocks is not None]
 
     def _remove_rows(self, uids: list[int]) -> None:
-        joined = [number for number in uids if number not in self._lone]
+        joined = [uid for uid in uids if uid not in self._lone]
         if joined:
             self._generator.remove(joined)
         for uid in uids:
@@ -373,12 +374,12 @@ class RowBatch:
 
 def sizes_of(
     grouping: Grouping, lengths: Iterable[int], groups: Iterable[GroupSize] = ()
-) -> list[Batch]:
+) -> list[BatchSize]:
     """The sizes of `groups` once rows of these lengths have joined."""
     sizes = list(groups)
     for length in lengths:
         sizes = grouping.placed(sizes, length)
-    return [Batch(size.places, size.longest_tokens) for size in sizes]
+    return [BatchSize(size.places, size.longest_tokens) for size in sizes]
 
 
 def _next_tokens(row: SequenceRow) -> int:

@@ -24,34 +24,34 @@ _NOISE: Final = 4
 _TRIES: Final = 3
 
 
-class Company(NamedTuple):
-    """Whether a model's rows can be computed together. `fault` is a phrase that says why they
-    can't. `groups`: they may be in several groups.
+class BatchingTrial(NamedTuple):
+    """What the trial shows: whether a model's rows can be computed together. `fault` is a phrase
+    that says why they can't. `groups`: they may be in several groups.
     """
 
     fault: str | None
     groups: bool = False
 
 
-def company_of(model: Any) -> Company:
+def try_batching(model: Any) -> BatchingTrial:
     """Try two rows of unlike lengths, together and each alone.
 
     Some architectures were written for one sequence. No attribute tells which: some take the length
     of the longest row for that of all, as mlx-lm's afm7, and some fail.
     """
     if not can_be_merged(make_caches(model)):
-        return Company("the caches of this model can't be merged")
+        return BatchingTrial("the caches of this model can't be merged")
     try:
         for first in range(1, 1 + _TRIES):
             rows = _computed(model, ([first, 2], [first, 2, 3, 4, 5]))
             if _is_same_alone(model, rows):
-                return Company(None, _takes_groups(model, rows))
+                return BatchingTrial(None, _takes_groups(model, rows))
     except Exception as error:
         if type(error) in (RuntimeError, MemoryError):
             raise  # Of MLX and its GPU, not of the architecture.
         reason = " ".join(str(error).split()) or type(error).__name__
-        return Company(f"this model can't compute several together ({reason})")
-    return Company("this model answers otherwise when several are computed together")
+        return BatchingTrial(f"this model can't compute several together ({reason})")
+    return BatchingTrial("this model answers otherwise when several are computed together")
 
 
 def _is_same_alone(model: Any, rows: Sequence[list[Any]]) -> bool:

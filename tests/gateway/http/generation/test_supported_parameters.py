@@ -21,8 +21,8 @@ from openai.types.chat.chat_completion_stream_options_param import ChatCompletio
 from openai.types.embedding_create_params import EmbeddingCreateParams
 from openai.types.responses.response_create_params import ResponseCreateParamsStreaming
 
-from gateway.http.generation.generation import StreamOptions
-from gateway.http.generation.parameters import (
+from gateway.http.generation.generation_body import StreamOptions
+from gateway.http.generation.supported_parameters import (
     PARAMETERS,
     PLACES,
     Place,

@@ -10,10 +10,10 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from gateway.config.model_settings import ModelSettings
-from gateway.http.generation.parameters import Place, check_supported, refusing
+from gateway.http.generation.supported_parameters import Place, check_supported, refusing
 from gateway.http.wire.bodies import ABSENT, NOT_GIVEN, given
 from gateway.http.wire.errors import invalid
-from protocol.message import LARGEST_TOKEN_ID
+from protocol.message_base import LARGEST_TOKEN_ID
 from protocol.requests import Constraint, Generate, Prompt, Sampling
 
 _MOST_STOPS: Final = 16

@@ -1,4 +1,4 @@
-"""The computed prompts that are kept: in the memory of a worker, and on disk for all workers."""
+"""The cached prompts: in the memory of each worker, and on disk for all workers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Cleared(Struct, frozen=True):
     failures: tuple[str, ...]
 
 
-class Prompts:
+class CachedPrompts:
     """The prompts on disk. Their files are read and removed beside the event loop.
 
     `for_workers` goes to each worker at its load; None: workers keep prompts in memory alone.
@@ -78,7 +78,9 @@ class Prompts:
         prompts from the disk, as workers may write prompts there when they let go of them: those of
         `model_id`, or all if it is None.
         """
-        reclaimed = await asyncio.gather(*(model.clear_prompts(_WORKER_S) for model in supervisors))
+        reclaimed = await asyncio.gather(
+            *(supervisor.clear_prompts(_WORKER_S) for supervisor in supervisors)
+        )
         failures = [
             f"the worker of {supervisor.model.id!r} didn't let go of its prompts within "
             f"{_WORKER_S:g} s"

@@ -32,7 +32,7 @@ class EngineStatistics(NamedTuple):
     draft_shares: Shares
 
 
-class Drawing:
+class RowComputer:
     """What computes the rows of a batch and draws their tokens: a model, a sampler, and perhaps a
     guesser. Batches that share it can join.
     """

@@ -12,7 +12,7 @@ import httpx
 import pytest
 import uvicorn
 
-from gateway.http.passing.relay import RelayResponse
+from gateway.http.passing.foreign_answer import RelayResponse
 from gateway.http.passing.usage import UsageReader
 from gateway.http.wire.access_log import begin_record, record_of
 from gateway.http.wire.answer import EVENTS, Framing
@@ -210,7 +210,7 @@ async def test_nonsense_is_bad_gateway() -> None:
 
 
 async def test_waiting_stream_begins_with_comments(monkeypatch) -> None:
-    monkeypatch.setattr("gateway.http.passing.relay.REMINDER_S", 0.05)
+    monkeypatch.setattr("gateway.http.passing.foreign_answer.REMINDER_S", 0.05)
 
     async def answer(head, reader, writer) -> None:
         writer.write(whole(b"data: 1\n\n", EVENT_STREAM))
@@ -239,7 +239,7 @@ async def _after_comments(relay: Relay, url: str) -> str:
 async def test_answer_that_is_no_stream_is_event_after_comments(
     monkeypatch, status, reason
 ) -> None:
-    monkeypatch.setattr("gateway.http.passing.relay.REMINDER_S", 0.05)
+    monkeypatch.setattr("gateway.http.passing.foreign_answer.REMINDER_S", 0.05)
 
     async def answer(head, reader, writer) -> None:
         writer.write(whole(b"no such voice", status=status))
