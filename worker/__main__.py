@@ -97,7 +97,9 @@ def _follow() -> None:
     parser.add_argument("--follow", required=True, help="ZeroMQ address of rank 0")
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--silence", type=float, required=True, help="seconds until it is lost")
-    parser.add_argument("--parent", type=int, required=True, help="pid of the gateway, or of `bulkhead remote`")
+    parser.add_argument(
+        "--parent", type=int, required=True, help="pid of the gateway, or of `bulkhead remote`"
+    )
     arguments = parser.parse_args()
     key = _ready_with_key(arguments.parent)
 

@@ -46,7 +46,7 @@ class RankPlace(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     interfaces: tuple[_Word, ...] = ()
 
     def __post_init__(self) -> None:
-        if not all(interface.isprintable() for interface in (self.host, *self.interfaces)):
+        if not all(word.isprintable() for word in (self.host, *self.interfaces)):
             raise ValueError("names and addresses have printable characters alone")
 
 

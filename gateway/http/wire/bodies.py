@@ -71,7 +71,7 @@ def _tags(kinds: list[inspect.Type], name: str) -> Iterator[Any]:
 
 
 def _listed(values: list[Any]) -> str:
-    words = [repr(fromkey) for fromkey in dict.fromkeys(values)][:_MOST]
+    words = [repr(value) for value in dict.fromkeys(values)][:_MOST]
     return ", ".join(words)
 
 
