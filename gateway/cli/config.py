@@ -27,7 +27,7 @@ from gateway.config.machine_rules import network_cautions
 from gateway.config.read import Configuration, raise_misfits, read_configuration
 from gateway.config.settings import Flags
 from gateway.config.tables import KeyDefinition, Reloaded, keys_of, label, tables_of
-from gateway.config.toml_file import Place
+from gateway.config.toml_locations import Place
 from gateway.memory.fitting import Learned, budget_bytes
 from gateway.memory.forecast import misfits
 from gateway.system.state_dir import StateDir, default_state_dir
