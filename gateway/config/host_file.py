@@ -10,7 +10,7 @@ from msgspec import Struct
 from gateway.config.model_folders import expand_home
 from gateway.config.model_settings import LOCAL, HostSettings, ModelSettings, RankPlace
 from gateway.config.settings import Settings
-from gateway.config.toml_file import Place
+from gateway.config.toml_locations import Place
 from gateway.system.state_file import read_file
 from protocol.life import RankBackend
 

@@ -19,7 +19,7 @@ from gateway.config.key import toml_text
 from gateway.config.model_folders import NotThereError, expand_home, find_folder, find_pictures
 from gateway.config.settings import GatewaySettings, Settings
 from gateway.config.tables import MODELS, UPSTREAMS
-from gateway.config.toml_file import Place
+from gateway.config.toml_locations import Place
 from gateway.system.lane import Inquiries
 from gateway.system.notation import is_loopback
 from gateway.system.state_dir import StateDir

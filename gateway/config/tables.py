@@ -18,7 +18,7 @@ from gateway.config.model_settings import (
     UpstreamSettings,
 )
 from gateway.config.settings import DiscoverySettings, Settings
-from gateway.config.toml_file import Place
+from gateway.config.toml_locations import Place
 
 
 class KeyDefinition(Struct, frozen=True):
