@@ -109,9 +109,9 @@ class _Completer(Completer):
             known = self._model_ids()
         elif command in ("set", "unset") and " " not in begun:
             known = NAMES
-        for text in known:
-            if text.startswith(begun):
-                yield Completion(text, start_position=-len(begun))
+        for name in known:
+            if name.startswith(begun):
+                yield Completion(name, start_position=-len(begun))
 
 
 # The longest history file, since a chat reads the whole file when it begins.

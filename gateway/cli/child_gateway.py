@@ -261,8 +261,8 @@ def asks_gateway(
 
 def end_in_order() -> None:
     """Let SIGTERM and SIGHUP end this process by an exception, so that every context ends."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _exit)
+    for signal_number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signal_number, _exit)
 
 
 def _exit(number: int, _frame: FrameType | None) -> None:

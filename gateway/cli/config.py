@@ -47,8 +47,8 @@ def reload_command(gateway: GatewayClient, *, as_json: bool) -> None:
         return
     reloaded = gateway.read(content, Reloaded)
     lines = [
-        *(f"added {text}" for text in reloaded.added),
-        *(f"removed {text}" for text in reloaded.removed),
+        *(f"added {model_id}" for model_id in reloaded.added),
+        *(f"removed {model_id}" for model_id in reloaded.removed),
         *(f"changed {name}: {', '.join(keys)}" for name, keys in reloaded.changed.items()),
         *(f"changed {key}" for key in reloaded.applied),
         *(f"{key} takes a restart of the gateway" for key in reloaded.needs_restart),

@@ -182,7 +182,7 @@ class PromptCache:
             snapshot = None if key is None else self._blocks.get(key)
         if not keys:
             return None
-        caches = self._cutter.join([self._blocks.get(data) for data in keys], snapshot)
+        caches = self._cutter.join([self._blocks.get(key) for key in keys], snapshot)
         self._use(path.to_depth(depth))
         return RestoredCaches(caches, depth * BLOCK_TOKENS)
 
@@ -219,7 +219,7 @@ class PromptCache:
         begin, end = self.depth(path, tokens), self._stored_depth(path, tokens)
         if end <= begin:
             return []
-        keys = [data for data in path.keys[:end] if data not in self._blocks]
+        keys = [key for key in path.keys[:end] if key not in self._blocks]
         bytes_ = len(keys) * self.block_bytes
         if not self.speeds.worth_reading(bytes_, (end - begin) * BLOCK_TOKENS):
             return []
@@ -452,7 +452,7 @@ class PromptCache:
         """Drop the inner snapshots whose loss costs least, but none in `spared`, until at most
         `most_bytes` are left or inner snapshots have their share.
         """
-        for snapshot in [data for data in self._snapshots if data not in self._blocks]:
+        for snapshot in [key for key in self._snapshots if key not in self._blocks]:
             self._snapshots.drop(snapshot)
         inner_bytes = self._blocks.bytes_of(self._snapshots.inner)
         while self._blocks.bytes_ > most_bytes and inner_bytes > _INNER_SHARE * most_bytes:
@@ -469,7 +469,9 @@ class PromptCache:
         if self.needs_snapshots:
             snapshots = self._snapshots_of(path.keys)
             self._snapshots.use(list(snapshots.items()), len(path.keys), path.boundaries)
-            self._blocks.use(data for key in path.keys for data in (key, snapshot_key(key)))
+            self._blocks.use(
+                block_key for key in path.keys for block_key in (key, snapshot_key(key))
+            )
         else:
             self._blocks.use(path.keys)
 

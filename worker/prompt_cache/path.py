@@ -91,9 +91,9 @@ class Paths:
         if self._needs_snapshots:
             deepest_first = range(min(stored, usable_depth(len(token_ids))), 0, -1)
             stored_depths = (
-                number for number in deepest_first if store.has(snapshot_key(keys[number - 1]))
+                depth for depth in deepest_first if store.has(snapshot_key(keys[depth - 1]))
             )
-            snapshots = tuple(number for number in [next(stored_depths, 0)] if number)
+            snapshots = tuple(depth for depth in [next(stored_depths, 0)] if depth)
         return Path(root, tuple(keys), stored, snapshots, wanted, marks)
 
 

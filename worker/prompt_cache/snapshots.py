@@ -39,11 +39,11 @@ def superfluous(depths: Sequence[int], spared: Container[int]) -> list[int]:
     """
     going = []
     before = 0
-    for number, after in pairwise(depths):
-        if number not in spared and after - before <= depths[-1] - after:
-            going.append(number)
+    for depth, after in pairwise(depths):
+        if depth not in spared and after - before <= depths[-1] - after:
+            going.append(depth)
         else:
-            before = number
+            before = depth
     return going
 
 
@@ -118,7 +118,7 @@ class Snapshots:
         would go on from here. That is likelier the nearer the snapshot is to the end of its path,
         the oftener requests went on from it, and the fewer requests came since the last use.
         """
-        keys = (data for data in self.inner if data not in spared)
+        keys = (key for key in self.inner if key not in spared)
         return min(keys, key=self._cost, default=None)
 
     def _cost(self, key: bytes) -> float:
