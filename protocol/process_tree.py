@@ -118,9 +118,9 @@ def listens(process: psutil.Process, port: int) -> bool:
 def send(processes: Iterable[psutil.Process], *signals: signal.Signals) -> None:
     """Send the signals to each of these processes, as long as it lives."""
     for process in processes:
-        for number in signals:
+        for signal_number in signals:
             with contextlib.suppress(psutil.Error):
-                process.send_signal(number)
+                process.send_signal(signal_number)
 
 
 def kill_marked(mark: str, seconds: float, sessions: Collection[int] = ()) -> bool:

@@ -80,7 +80,9 @@ def _unprefixed(weights: dict[str, Any], *prefixes: str) -> dict[str, Any]:
     """The weights by their names without these prefixes, as in a model without a head."""
     named = {}
     for name, value in weights.items():
-        prefix = next((text for text in prefixes if name.startswith(text)), "")
+        prefix = next(
+            (known_prefix for known_prefix in prefixes if name.startswith(known_prefix)), ""
+        )
         named[name.removeprefix(prefix)] = value
     return named
 

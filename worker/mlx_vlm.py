@@ -91,7 +91,7 @@ def inputs(
 def picture_token(processor: Any, config: dict[str, Any]) -> int | None:
     """The token that stands for a part of a picture; None: neither file tells it."""
     named = (config.get(name) for name in _PICTURE_TOKENS)
-    token = next((number for number in named if isinstance(number, int)), None)
+    token = next((token_id for token_id in named if isinstance(token_id, int)), None)
     return getattr(processor, _PICTURE_TOKENS[0], None) if token is None else token
 
 

@@ -254,8 +254,8 @@ class Accounts:
         """The usage under a key in the month of this day."""
         months = (
             names.get(name, Counts())
-            for other, names in self.book.days.items()
-            if other[:_MONTH] == day[:_MONTH]
+            for other_day, names in self.book.days.items()
+            if other_day[:_MONTH] == day[:_MONTH]
         )
         return sum(months, Counts())
 

@@ -23,6 +23,9 @@ from gateway.http.wire.command_bodies import OpenAIErrorEnvelope
 
 # The words of the prompts. In most models most of these words are one token.
 _WORDS: Final = "the ship has many rooms and each keeps the water out"
+_STREAMS: Final = "1,8,32"
+# httpx opens at most this number of connections at once.
+_MOST_STREAMS: Final = 100
 
 
 class Job(Struct, frozen=True):
@@ -50,6 +53,15 @@ class Level(Struct, frozen=True):
     worst_first_token_s: float
     stream_tokens_per_s: float | None
     tokens_per_s: float
+
+
+_COLUMNS: Final = (
+    Column[Level]("streams", lambda level: str(level.streams)),
+    Column[Level]("first token", lambda level: _seconds(level.first_token_s)),
+    Column[Level]("slowest", lambda level: _seconds(level.worst_first_token_s)),
+    Column[Level]("tokens/s of each", lambda level: _rate(level.stream_tokens_per_s)),
+    Column[Level]("in all", lambda level: _rate(level.tokens_per_s)),
+)
 
 
 class _StreamOptions(Struct, frozen=True):
@@ -146,12 +158,9 @@ def measure(gateway: GatewayClient, job: Job, streams: int) -> Level:
     )
 
 
-_STREAMS: Final = "1,8,32"
-# httpx opens at most this number of connections at once.
-_MOST_STREAMS: Final = 100
-
-
 class BenchReport(Struct, frozen=True):
+    """The JSON of `bench`, with a level for each number of streams."""
+
     model: str
     levels: list[Level]
 
@@ -249,16 +258,7 @@ def _warn_of_others(gateway: GatewayClient) -> None:
     with contextlib.suppress(CommandError):
         models = gateway.status().models
         if others := sum(model.active_requests + model.queue_depth for model in models):
-            click.echo(f"Careful: {others} other requests run meanwhile.", err=True)
-
-
-_COLUMNS: Final = (
-    Column[Level]("streams", lambda level: str(level.streams)),
-    Column[Level]("first token", lambda level: _seconds(level.first_token_s)),
-    Column[Level]("slowest", lambda level: _seconds(level.worst_first_token_s)),
-    Column[Level]("tokens/s of each", lambda level: _rate(level.stream_tokens_per_s)),
-    Column[Level]("in all", lambda level: _rate(level.tokens_per_s)),
-)
+            click.echo(f"Careful: {others} other requests run or wait meanwhile.", err=True)
 
 
 def _rate(tokens_per_s: float | None) -> str:

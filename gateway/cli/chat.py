@@ -91,15 +91,15 @@ def chat(gateway: GatewayClient, conversation: Conversation) -> None:
 
 def _converse(gateway: GatewayClient, conversation: Conversation) -> None:
     # prompt_toolkit takes longer to import than other verbs take to run.
-    from gateway.cli.chat_commands import Slash
+    from gateway.cli.chat_commands import ChatCommands
     from gateway.cli.chat_input import Keyboard, history
 
     _, state_dir = local_settings(None)
     keyboard = Keyboard(history(state_dir.chat_history_path), lambda: model_names(gateway))
-    slash = Slash(gateway, conversation)
+    commands = ChatCommands(gateway, conversation)
     readiness = _made_ready(gateway, conversation.model_id)
     click.echo(f"{readiness} /help shows the commands.", err=True)
-    while not slash.over:
+    while not commands.over:
         try:
             text = keyboard.message()
         except KeyboardInterrupt:
@@ -108,7 +108,7 @@ def _converse(gateway: GatewayClient, conversation: Conversation) -> None:
         except EOFError:
             return
         try:
-            if text and not slash.run(text):
+            if text and not commands.run(text):
                 message = text[1:] if text.startswith("//") else text
                 conversation.ask(message, ScreenTranscript())
         except KeyboardInterrupt:

@@ -17,8 +17,8 @@ from gateway.cli.transcript import ScreenTranscript, dim
 from gateway.system.notation import nearest
 
 # The form of a command. A path such as /usr/bin doesn't match: a message may begin with a path.
-_TYPED: Final = re.compile(r"/(\?|[A-Za-z]+)(?:\s+(.*))?", re.DOTALL)
-_NONE: Final = "none"
+_COMMAND_FORM: Final = re.compile(r"/(\?|[A-Za-z]+)(?:\s+(.*))?", re.DOTALL)
+_NO_SYSTEM_MESSAGE: Final = "none"
 
 
 class SlashCommand(Struct, frozen=True):
@@ -41,10 +41,10 @@ COMMANDS: Final = (
     SlashCommand("clear", "", "forget the messages; all settings stay"),
     SlashCommand("exit", "", "end the chat, as Ctrl-D does"),
 )
-NAMES: Final = tuple(command.name for command in COMMANDS)
-_ALONE: Final = tuple(command.name for command in COMMANDS if not command.argument)
+COMMAND_NAMES: Final = tuple(command.name for command in COMMANDS)
+_WITHOUT_ARGUMENT: Final = tuple(command.name for command in COMMANDS if not command.argument)
 # Names of the same commands in ollama and other programs.
-_ELSEWHERE: Final = {
+_OTHER_NAMES: Final = {
     "?": "help",
     "bye": "exit",
     "quit": "exit",
@@ -53,7 +53,7 @@ _ELSEWHERE: Final = {
     "reset": "clear",
     "new": "clear",
 }
-_KEYS: Final = (
+_KEY_MEANINGS: Final = (
     ('\\ at the end, or """', "go on in the next line; pasted lines stay together"),
     ("Ctrl-C", "stop an answer; the part that came stays"),
     ("Up, Ctrl-R", "earlier lines, of earlier chats too"),
@@ -61,7 +61,7 @@ _KEYS: Final = (
 )
 
 
-class Slash:
+class ChatCommands:
     """Runs the commands of a chat, such as /model, on its conversation."""
 
     def __init__(self, gateway: GatewayClient, conversation: Conversation) -> None:
@@ -75,18 +75,18 @@ class Slash:
         Raises:
             CommandError: there is no such command, or the command failed.
         """
-        read = _TYPED.fullmatch(text)
+        read = _COMMAND_FORM.fullmatch(text)
         if read is None:
             return False
         typed, argument = read[1].lower(), (read[2] or "").strip()
-        name = _ELSEWHERE.get(typed, typed)
-        if name not in NAMES:
-            similar = nearest(name, NAMES)
+        name = _OTHER_NAMES.get(typed, typed)
+        if name not in COMMAND_NAMES:
+            similar = nearest(name, COMMAND_NAMES)
             meant = "" if similar is None else f" Did you mean /{similar}?"
             raise CommandError(
                 f"There is no /{typed}.{meant} /help shows all of them, and // begins a message."
             )
-        if argument and name in _ALONE:
+        if argument and name in _WITHOUT_ARGUMENT:
             raise CommandError(
                 f"/{typed} takes no argument: type /{typed} alone, or // to begin a message."
             )
@@ -98,7 +98,7 @@ class Slash:
         rows = [
             (f"/{command.name} {command.argument}".strip(), command.meaning) for command in COMMANDS
         ]
-        for left, right in (*rows, *_KEYS):
+        for left, right in (*rows, *_KEY_MEANINGS):
             click.echo(f"{left:<22} {right}")
 
     def _model(self, argument: str) -> None:
@@ -112,7 +112,7 @@ class Slash:
 
     def _system(self, argument: str) -> None:
         if argument:
-            self._conversation.system = None if argument == _NONE else argument
+            self._conversation.system = None if argument == _NO_SYSTEM_MESSAGE else argument
         system = self._conversation.system
         click.echo(dim("there is no system message") if system is None else printable(system))
 

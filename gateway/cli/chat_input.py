@@ -18,7 +18,7 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.shortcuts import CompleteStyle
 
-from gateway.cli import chat_commands as slash
+from gateway.cli.chat_commands import COMMANDS
 from gateway.cli.conversation import NAMES
 from gateway.system.state_file import make_folder
 
@@ -102,16 +102,16 @@ class _Completer(Completer):
         if not space:
             begun = command
             known = (
-                f"{slash_command.name} " if slash_command.argument else slash_command.name
-                for slash_command in slash.COMMANDS
+                f"{chat_command.name} " if chat_command.argument else chat_command.name
+                for chat_command in COMMANDS
             )
         elif command == "model":
             known = self._model_ids()
         elif command in ("set", "unset") and " " not in begun:
             known = NAMES
-        for text in known:
-            if text.startswith(begun):
-                yield Completion(text, start_position=-len(begun))
+        for name in known:
+            if name.startswith(begun):
+                yield Completion(name, start_position=-len(begun))
 
 
 # The longest history file, since a chat reads the whole file when it begins.

@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Concatenate, Final, ParamSpec
 
 import click
+from msgspec.structs import replace
 
 import gateway
 from gateway.cli.client import GatewayClient
@@ -41,6 +42,8 @@ _STOP_S: Final = 20.0
 _LOG_LINES: Final = 20
 # The working folder in which `python -m gateway` finds this package.
 _IMPORT_ROOT: Final = Path(gateway.__file__).resolve().parent.parent
+# The id under which a temporary gateway serves a folder or repository that has no table.
+FOLDER_ID: Final = "a-folder"
 _PREFIX: Final = "bh-"
 _STATE: Final = "state"
 # Every Unix has this folder (hier(7)).
@@ -186,6 +189,19 @@ def temporary_gateway(
                 yield client
 
 
+@contextlib.contextmanager
+def folder_gateway(
+    source: str, flags: Flags | None = None, *, counts_pinned: bool = False
+) -> Iterator[GatewayClient]:
+    """As `temporary_gateway`, which serves the folder or repository `source` as `FOLDER_ID`: no
+    gateway lists it.
+    """
+    models = (f"{source}={FOLDER_ID}",)
+    flags = replace(flags or Flags(), models=models)
+    with temporary_gateway(flags, counts_pinned=counts_pinned) as client:
+        yield client
+
+
 def _places(flags: Flags) -> list[str]:
     """The arguments for the configuration and the state folder. They are absolute, since the
     gateway has another working folder.
@@ -245,8 +261,8 @@ def asks_gateway(
 
 def end_in_order() -> None:
     """Let SIGTERM and SIGHUP end this process by an exception, so that every context ends."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _exit)
+    for signal_number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signal_number, _exit)
 
 
 def _exit(number: int, _frame: FrameType | None) -> None:

@@ -77,4 +77,4 @@ def complete_model(
     thread.start()
     thread.join(_DEADLINE_S)
     # Shells split completions at spaces, so names with spaces are left out.
-    return [text for text in found if text.startswith(incomplete) and not set(text) & set(" \t")]
+    return [name for name in found if name.startswith(incomplete) and not set(name) & set(" \t")]

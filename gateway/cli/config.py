@@ -27,7 +27,7 @@ from gateway.config.machine_rules import network_cautions
 from gateway.config.read import Configuration, raise_misfits, read_configuration
 from gateway.config.settings import Flags
 from gateway.config.tables import KeyDefinition, Reloaded, keys_of, label, tables_of
-from gateway.config.toml_file import Place
+from gateway.config.toml_locations import Place
 from gateway.memory.fitting import Learned, budget_bytes
 from gateway.memory.forecast import misfits
 from gateway.system.state_dir import StateDir, default_state_dir
@@ -47,8 +47,8 @@ def reload_command(gateway: GatewayClient, *, as_json: bool) -> None:
         return
     reloaded = gateway.read(content, Reloaded)
     lines = [
-        *(f"added {text}" for text in reloaded.added),
-        *(f"removed {text}" for text in reloaded.removed),
+        *(f"added {model_id}" for model_id in reloaded.added),
+        *(f"removed {model_id}" for model_id in reloaded.removed),
         *(f"changed {name}: {', '.join(keys)}" for name, keys in reloaded.changed.items()),
         *(f"changed {key}" for key in reloaded.applied),
         *(f"{key} takes a restart of the gateway" for key in reloaded.needs_restart),

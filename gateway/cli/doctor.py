@@ -206,7 +206,9 @@ def _print_row(console: Console, mark: Text, text: str) -> None:
 
 
 def _print_summary(console: Console, found: list[Finding], *, gateway_runs: bool) -> None:
-    count = {severity: sum(one.severity is severity for one in found) for severity in Severity}
+    count = {
+        severity: sum(finding.severity is severity for finding in found) for severity in Severity
+    }
     runs = "" if gateway_runs else " No gateway runs."
     if count[Severity.OK] == len(found):
         console.print(f"All is well: {len(found)} findings.{runs}")

@@ -8,14 +8,13 @@ from typing import Final, NamedTuple
 
 import click
 from msgspec import to_builtins
-from msgspec.structs import replace
 
-from gateway.cli.child_gateway import temporary_gateway
+from gateway.cli.child_gateway import FOLDER_ID, folder_gateway, temporary_gateway
 from gateway.cli.client import DISKS, GatewayClient, Query, quoted
 from gateway.cli.completion import complete_model, model_names
 from gateway.cli.failure import CommandError, NoGatewayError, NoSuchModelError
 from gateway.cli.gateway_access import address_of, find_gateway
-from gateway.cli.models import entry
+from gateway.cli.models import model_on_disk
 from gateway.cli.output import print_json, printable
 from gateway.config.model_folders import NotThereError, check_holds_model, locate
 from gateway.config.read import DraftConfiguration, read_draft
@@ -28,26 +27,29 @@ from gateway.system.notation import format_size, nearest_model, suggestion
 from gateway.system.state_dir import StateDir
 
 _WIDTH: Final = 14
-# The id under which a temporary gateway serves a folder or repository that has no table.
-_UNCONFIGURED: Final = "a-folder"
 _NO_LAYERS: Final = (
     "its config.json doesn't tell the number and sizes of its layers, or its weights can't be read"
 )
 
 
-class _Running(NamedTuple):
+class _RunningGateway(NamedTuple):
     """The gateway that runs with the state folder. `answer` is None if it can't estimate the model.
     `serves`: it has the model. `of_upstream`: it has the model of an upstream.
     """
 
     url: str
-    reading: Status
+    status: Status
     answer: _Estimate | None = None
     serves: bool = False
     of_upstream: bool = False
 
 
 class _Estimate(NamedTuple):
+    """A gateway's estimate. `grouped`: there are groups of models. `forecast` says what a load of
+    the model does now, `failure` why the model can't be loaded. `gateway` is the address of the
+    running gateway that made the estimate; None if a temporary one did.
+    """
+
     outline: Outline
     grouped: bool
     forecast: str | None
@@ -81,11 +83,11 @@ def estimate_command(
     """
     flags = Flags(config=config, state_dir=state_dir)
     draft = read_draft(flags, os.environ)
-    running = _running(model, context_tokens, draft.settings)
+    running = _ask_running(model, context_tokens, draft.settings)
     if running is not None and config is None and running.answer is not None:
         answer = running.answer
     else:
-        answer = _by_temporary(model, context_tokens, flags, draft.settings, running)
+        answer = _ask_temporary(model, context_tokens, flags, draft.settings, running)
     if as_json:
         print_json(_printed(model, answer))
     else:
@@ -94,32 +96,35 @@ def estimate_command(
         click.echo(printable(difference), err=True)
 
 
-def _running(model: str, context_tokens: int | None, settings: Settings) -> _Running | None:
+def _ask_running(
+    model: str, context_tokens: int | None, settings: Settings
+) -> _RunningGateway | None:
+    """What the running gateway says of the model; None: no gateway answers."""
     state_dir = StateDir.of(settings.gateway.state_dir)
     if address_of(state_dir) is None:
         return None
     access = find_gateway(None, os.environ.get("BULKHEAD_ADMIN_KEY"), settings, state_dir)
     with access.client() as gateway:
         try:
-            reading = gateway.status()
+            status = gateway.status()
         except CommandError:
             return None
         try:
-            answer = _ask(gateway, model, context_tokens, reading, model)
+            answer = _ask(gateway, model, context_tokens, status, model)
         except NoSuchModelError:
-            upstreams = [entry for entry in gateway.models() if entry.is_upstreams]
-            of_upstream = any(model in (entry.id, *entry.aliases) for entry in upstreams)
-            return _Running(access.url, reading, of_upstream=of_upstream)
+            of_upstreams = [served for served in gateway.models() if served.is_upstreams]
+            of_upstream = any(model in (served.id, *served.aliases) for served in of_upstreams)
+            return _RunningGateway(access.url, status, of_upstream=of_upstream)
         except NoGatewayError:
-            return _Running(access.url, reading)
-        return _Running(access.url, reading, answer, serves=True)
+            return _RunningGateway(access.url, status)
+        return _RunningGateway(access.url, status, answer, serves=True)
 
 
 def _ask(
     gateway: GatewayClient,
     model: str,
     context_tokens: int | None,
-    reading: Status,
+    status: Status,
     typed: str,
 ) -> _Estimate | None:
     """The gateway's estimate of the model that the user typed as `typed`; None if the gateway
@@ -133,13 +138,13 @@ def _ask(
     forecast = gateway.read(gateway.get(path, DISKS, query), Forecast)
     if forecast.outline is None:
         return None
-    status = reading.model(forecast.model)
-    failure = None if status is None else status.failure
+    model_status = status.model(forecast.model)
+    failure = None if model_status is None else model_status.failure
     if failure is None and (problem := _problem(gateway, forecast.model)) is not None:
         failure = f"{typed!r} can't be loaded: {problem}"
     return _Estimate(
         forecast.outline,
-        bool(reading.groups),
+        bool(status.groups),
         forecast.about,
         failure,
         gateway.url,
@@ -149,26 +154,27 @@ def _ask(
 def _problem(gateway: GatewayClient, model_id: str) -> str | None:
     """Why the model can't be loaded, by its files; None if they show no reason."""
     try:
-        return entry(gateway, model_id).problem
+        return model_on_disk(gateway, model_id).problem
     except CommandError:
         return None
 
 
-def _by_temporary(
+def _ask_temporary(
     model: str,
     context_tokens: int | None,
     flags: Flags,
     settings: Settings,
-    running: _Running | None,
+    running: _RunningGateway | None,
 ) -> _Estimate:
     """The estimate of a temporary gateway, by the present configuration. A folder or repository
     that has no table gets one.
     """
     source = _unconfigured(model, settings)
-    if source is not None:
-        flags = replace(flags, models=(f"{source}={_UNCONFIGURED}",))
-    name = model if source is None else _UNCONFIGURED
-    with temporary_gateway(flags, counts_pinned=True) as gateway:
+    if source is None:
+        name, starting = model, temporary_gateway(flags, counts_pinned=True)
+    else:
+        name, starting = FOLDER_ID, folder_gateway(source, flags, counts_pinned=True)
+    with starting as gateway:
         try:
             answer = _ask(gateway, name, context_tokens, gateway.status(), model)
             if answer is None:
@@ -206,7 +212,7 @@ def _unconfigured(model: str, settings: Settings) -> str | None:
     return source
 
 
-def _served_elsewhere(running: _Running | None) -> str | None:
+def _served_elsewhere(running: _RunningGateway | None) -> str | None:
     """Why this command doesn't find a model that the running gateway has; None: it has none."""
     if running is not None and running.of_upstream:
         return "it is a model of an upstream: ask the machine that it runs on."
@@ -218,33 +224,38 @@ def _served_elsewhere(running: _Running | None) -> str | None:
     )
 
 
-def _unknown(gateway: GatewayClient, model: str, running: _Running | None) -> str:
+def _unknown(gateway: GatewayClient, model: str, running: _RunningGateway | None) -> str:
     """Why the name means no model, and which name may be meant."""
     names = set(model_names(gateway))
-    names |= set() if running is None else {status.id for status in running.reading.models}
+    names |= set() if running is None else {served.id for served in running.status.models}
     try:
-        why = locate(model)
+        why = f"{locate(model)} isn't served."
     except ValueError as error:
         why = str(error)
     return f"{why}{suggestion(nearest_model(model, sorted(names)))}"
 
 
-def _difference(running: _Running, draft: DraftConfiguration, answer: _Estimate) -> str | None:
+def _difference(
+    running: _RunningGateway, draft: DraftConfiguration, answer: _Estimate
+) -> str | None:
     """A note that says by which configuration the estimate is; None if the gateway and this command
     have read the same one.
     """
-    theirs = running.reading.config
-    own = None if draft.file is None else str(draft.file.absolute())
-    if (theirs.file, theirs.digest) == (own, draft.digest):
+    gateway_config = running.status.config
+    present_file = None if draft.file is None else str(draft.file.absolute())
+    if (gateway_config.file, gateway_config.digest) == (present_file, draft.digest):
         return None
-    read = theirs.file or "no file"
-    here = own or "no file"
-    if theirs.file == own:
-        here = "the present contents of the file"
-    if answer.gateway is not None:
-        but = f", and not by {here}" if here != "no file" else ""
-        return f"This is by the running gateway, which has read {read}{but}."
-    return f"This is by {here}, and not by the running gateway, which has read {read}."
+    gateway_source = gateway_config.file or "no file"
+    present_source = present_file or "no file"
+    if gateway_config.file == present_file:
+        present_source = "the present contents of the file"
+    if answer.gateway is None:
+        return (
+            f"The estimate is by {present_source}, and not by the running gateway, which has read "
+            f"{gateway_source}."
+        )
+    contrast = "" if present_file is None else f", and not by {present_source}"
+    return f"The estimate is by the running gateway, which has read {gateway_source}{contrast}."
 
 
 def _printed(model: str, answer: _Estimate) -> dict[str, object]:
@@ -274,17 +285,8 @@ def _print(model: str, answer: _Estimate) -> None:
     for line in outline.parts:
         click.echo(f"  {line.name:<{_WIDTH}} {format_size(line.bytes):>8}  {line.detail}")
     click.echo(f"  {'floor':<{_WIDTH}} {format_size(outline.floor_bytes):>8}  needed for a load\n")
-    measured = outline.measured_idle_bytes
-    if not outline.context_tokens:
-        pass
-    elif measured is None:
-        click.echo("Not measured yet: the model has not been loaded with this state folder.")
-    else:
-        calculated = outline.idle_bytes
-        click.echo(
-            f"After a load the process and the weights took {format_size(measured)}. The estimate "
-            f"from the files was {format_size(calculated)}: {_off(calculated / measured - 1)}."
-        )
+    if outline.context_tokens:
+        click.echo(_measured(outline))
     if answer.failure is not None:
         click.echo(printable(answer.failure))
     click.echo(_sentence(answer))
@@ -302,6 +304,19 @@ def _print(model: str, answer: _Estimate) -> None:
             for tokens, rows in outline.rows.items()
         ]
         click.echo(f"Sequences that fit at once: {'; or '.join(rooms)}.")
+
+
+def _measured(outline: Outline) -> str:
+    """How near the estimate from the files is to what a load took."""
+    measured_bytes = outline.measured_idle_bytes
+    if measured_bytes is None:
+        return "Not measured yet: the model has not been loaded with this state folder."
+    calculated_bytes = outline.idle_bytes
+    return (
+        f"After a load the process and the weights took {format_size(measured_bytes)}. The "
+        f"estimate from the files was {format_size(calculated_bytes)}: "
+        f"{_off(calculated_bytes / measured_bytes - 1)}."
+    )
 
 
 def _off(share: float) -> str:

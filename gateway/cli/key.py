@@ -366,7 +366,7 @@ def _warn_of_unknown(gateway: GatewayClient | None, names: tuple[str, ...]) -> N
     configured = _configured() if names and gateway is None else set()
     for name in names:
         if gateway is None:
-            if not any(stands_for(name, text) for text in configured):
+            if not any(stands_for(name, model_id) for model_id in configured):
                 meant = suggestion(nearest_model(name, configured))
                 click.echo(
                     f"Careful: the configuration has no model {name!r}, and no gateway runs that "

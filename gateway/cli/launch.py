@@ -256,11 +256,14 @@ def _run(command: list[str], environment: dict[str, str]) -> int:
         """The agent decides by itself."""
 
     from_terminal = ignore if sys.stdin.isatty() else forward
-    before = {number: signal.signal(number, forward) for number in _FORWARDED}
-    before |= {number: signal.signal(number, from_terminal) for number in _FROM_TERMINAL}
+    before = {signal_number: signal.signal(signal_number, forward) for signal_number in _FORWARDED}
+    before |= {
+        signal_number: signal.signal(signal_number, from_terminal)
+        for signal_number in _FROM_TERMINAL
+    }
     try:
         status = agent.wait()
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for signal_number, handler in before.items():
+            signal.signal(signal_number, handler)
     return 128 - status if status < 0 else status

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Final
 
 import click
 import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from gateway.cli.child_gateway import asks_gateway, temporary_gateway
+from gateway.cli.child_gateway import FOLDER_ID, asks_gateway, folder_gateway
 from gateway.cli.client import DISKS, GatewayClient, quoted
 from gateway.cli.failure import CommandError, NoSuchModelError
 from gateway.cli.gateway_access import local_settings
@@ -33,21 +32,17 @@ from gateway.cli.output import (
     stdout_console,
 )
 from gateway.config.model_folders import check_holds_model, locate
-from gateway.config.settings import Flags
 from gateway.library.catalogue import EntryList, ModelOnDisk, Removed
 from gateway.system.notation import format_size
 from gateway.system.state_dir import lock_holder
 
-# The id under which a temporary gateway serves a folder that no gateway lists.
-_UNLISTED: Final = "a-folder"
 
-
-def entries(gateway: GatewayClient) -> list[ModelOnDisk]:
+def models_on_disks(gateway: GatewayClient) -> list[ModelOnDisk]:
     """The models on the disks of the gateway's machine."""
     return gateway.read(gateway.get("/admin/v1/library", DISKS), EntryList).models
 
 
-def entry(gateway: GatewayClient, name: str) -> ModelOnDisk:
+def model_on_disk(gateway: GatewayClient, name: str) -> ModelOnDisk:
     """The model on a disk of the gateway's machine with this id, source or folder."""
     return gateway.read(gateway.get(_path(name), DISKS), ModelOnDisk)
 
@@ -65,12 +60,14 @@ def unlisted(name: str) -> ModelOnDisk | None:
         check_holds_model(source)
     except (ValueError, OSError):
         return None
-    with temporary_gateway(Flags(models=(f"{source}={_UNLISTED}",))) as gateway:
-        seen = entry(gateway, _UNLISTED)
-    return replace(seen, ids=(), aliases=(), configured=(), state=None)
+    with folder_gateway(source) as gateway:
+        model = model_on_disk(gateway, FOLDER_ID)
+    return replace(model, ids=(), aliases=(), configured=(), state=None)
 
 
 class _RawList(Struct):
+    """The answer of /v1/models, with the models as they were sent."""
+
     data: Raw
 
 
@@ -97,7 +94,7 @@ def models_command(gateway: GatewayClient, *, as_json: bool) -> None:
 def _on_disks(gateway: GatewayClient) -> dict[str, ModelOnDisk]:
     """The models on disks, by id. Empty without the admin key, or if the disks are too slow."""
     try:
-        return {name: model for model in entries(gateway) for name in model.ids}
+        return {name: model for model in models_on_disks(gateway) for name in model.ids}
     except CommandError:
         return {}
 
@@ -111,7 +108,7 @@ def list_command(gateway: GatewayClient, *, as_json: bool) -> None:
     Complete models are served under the id that is shown. `bulkhead show` says why a model is not
     served.
     """
-    models = entries(gateway)
+    models = models_on_disks(gateway)
     if as_json:
         print_json(models)
         return
@@ -134,7 +131,7 @@ def show_command(gateway: GatewayClient, *, model: str, as_json: bool) -> None:
     MODEL is an id, a repository or a folder.
     """
     try:
-        seen = entry(gateway, model)
+        seen = model_on_disk(gateway, model)
     except NoSuchModelError:
         if names_gateway() or (folder := unlisted(model)) is None:
             raise
@@ -206,4 +203,6 @@ def rm_command(gateway: GatewayClient, *, model: str, yes: bool, as_json: bool) 
     if as_json:
         print_json(removed)
         return
-    click.echo(f"{printable(removed.source)} is gone: {format_size(removed.reclaimed_bytes)} free")
+    click.echo(
+        f"{printable(removed.source)} is removed: {format_size(removed.reclaimed_bytes)} freed"
+    )

@@ -21,7 +21,7 @@ from gateway.cli.failure import (
     WrongUseError,
 )
 from gateway.cli.gateway_access import local_settings
-from gateway.cli.models import entries
+from gateway.cli.models import models_on_disks
 from gateway.cli.options import names_gateway
 from gateway.cli.output import Column, print_table, printable, size, stderr_console, table_of
 from gateway.cli.pull import pull
@@ -130,7 +130,7 @@ def choose(gateway: GatewayClient, name: str, command: str) -> Choice:
     """
     if (folder := _named_folder(name)) is not None:
         return Folder(str(folder))
-    on_disks = [model for model in entries(gateway) if model.ids]
+    on_disks = [model for model in models_on_disks(gateway) if model.ids]
     usable = [model for model in on_disks if not model.problem]
     if name and (exact := _exact(gateway, name, usable)) is not None:
         return exact
@@ -245,7 +245,7 @@ def present(gateway: GatewayClient, choice: Choice, *, force: bool = False) -> s
 
 
 def _id_of(gateway: GatewayClient, path: str) -> str:
-    for model in entries(gateway):
+    for model in models_on_disks(gateway):
         if model.ids and path in (model.folder, model.source):
             return model.ids[0]
     raise NoSuchModelError(

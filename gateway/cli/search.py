@@ -15,7 +15,7 @@ from rich.table import Table
 from gateway.cli.child_gateway import asks_gateway
 from gateway.cli.client import GatewayClient
 from gateway.cli.failure import CommandError, HubAwayError
-from gateway.cli.models import entries
+from gateway.cli.models import models_on_disks
 from gateway.cli.output import (
     UNKNOWN,
     Column,
@@ -78,7 +78,7 @@ def rest_shown(gateway: GatewayClient) -> Iterator[None]:
         known = find(gateway, "")
         click.echo(f"\n{about_well_known(known)}\n", err=True)
         print_table(stderr_console(), table(known.results))
-        here = ", ".join(model.ids[0] for model in entries(gateway) if model.ids)
+        here = ", ".join(model.ids[0] for model in models_on_disks(gateway) if model.ids)
         models = f"On this machine: {here}" if here else "There is no model on this machine"
         click.echo(printable(f"\n{models}."), err=True)
         raise click.exceptions.Exit(error.exit_code) from error

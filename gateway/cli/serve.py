@@ -84,7 +84,7 @@ def serve_command(
 
     def read() -> Configuration:
         configured = read_configuration(flags, environment, places)
-        finder.recall(StateDir.of(configured.settings.gateway.state_dir).names_path)
+        finder.read_names(StateDir.of(configured.settings.gateway.state_dir).names_path)
         complete = finder.with_found(configured)
         return complete if temporary is None else _for_one_command(complete)
 

@@ -77,7 +77,9 @@ def _show(gateway: GatewayClient, model: str | None, *, as_json: bool) -> None:
     content = gateway.get(STATUS)
     reading = gateway.read(content, Status)
     if model is not None:
-        reading.models = [entry for entry in reading.models if entry.id == model]
+        reading.models = [
+            model_status for model_status in reading.models if model_status.id == model
+        ]
         reading.upstreams = [
             upstream for upstream in reading.upstreams if model.startswith(f"{upstream.name}/")
         ]

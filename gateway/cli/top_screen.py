@@ -171,9 +171,9 @@ class Top(App[None]):
 
     def on_mount(self) -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGHUP):
+        for signal_number in (signal.SIGTERM, signal.SIGHUP):
             # Only an orderly exit restores the terminal.
-            loop.add_signal_handler(number, self.exit)
+            loop.add_signal_handler(signal_number, self.exit)
         self._feed.start()
 
     def on_unmount(self) -> None:

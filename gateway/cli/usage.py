@@ -65,4 +65,4 @@ def _counts(counts: Counts) -> tuple[str, ...]:
         counts.cached_tokens,
         counts.completion_tokens,
     )
-    return tuple(f"{number:,}" for number in numbers)
+    return tuple(f"{count:,}" for count in numbers)

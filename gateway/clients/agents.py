@@ -11,8 +11,8 @@ from msgspec import Struct
 
 # Clients want some text as a key, also where the gateway wants none.
 _NO_KEY: Final = "none"
-# An answer may have this part of the context: the rest is for the prompt.
-_ANSWER_SHARE: Final = 4
+# An answer may have the context divided by this: the rest is for the prompt.
+_ANSWER_DIVISOR: Final = 4
 # Claude Code asks for so many by itself, and no agent for more.
 _LONGEST_ANSWER_TOKENS: Final = 32_000
 
@@ -43,7 +43,7 @@ class Connection(Struct, frozen=True):
     @property
     def answer_tokens(self) -> int:
         """The longest answer that an agent should ask for."""
-        return min(_LONGEST_ANSWER_TOKENS, max(1, self.context_tokens // _ANSWER_SHARE))
+        return min(_LONGEST_ANSWER_TOKENS, max(1, self.context_tokens // _ANSWER_DIVISOR))
 
 
 KEY_VARIABLE: Final = "BULKHEAD_API_KEY"
@@ -53,8 +53,9 @@ _PROVIDER: Final = "bulkhead"
 
 
 class Setup(Struct, frozen=True):
-    """An agent's settings for one run. The arguments come before those of the user. The `removed`
-    variables would lead the agent elsewhere, or carry a key of another service to the gateway.
+    """An agent's settings for one run. The agent gets `arguments` before those of the user. It
+    doesn't get the `removed` variables: they would lead it elsewhere, or carry a key of another
+    service to the gateway.
     """
 
     environment: dict[str, str]
@@ -73,9 +74,9 @@ Values: TypeAlias = dict[tuple[str, ...], Any]
 
 
 class OwnFile(Struct, frozen=True):
-    """The file of an agent that has the settings for all of its runs. `path` finds the file by the
-    environment; `content` has the settings: values of a JSON file that may have others, or the text
-    of a file that has nothing else. `start` is the command that uses them.
+    """The file with an agent's settings for all of its runs. `path` finds the file by the
+    environment. `content` makes the settings: values of a JSON file that may have other values, or
+    the text of a file that has nothing else. `start` is the command that uses the settings.
     """
 
     path: Callable[[Mapping[str, str]], Path]
@@ -84,8 +85,9 @@ class OwnFile(Struct, frozen=True):
 
 
 class Agent(Struct, frozen=True):
-    """`package` is npm's. With less than `least_tokens` of context the agent's own instructions and
-    tools leave no room for work; `wanted_tokens` let it work on.
+    """A coding agent. npm installs its `package`. With less than `least_tokens` of context the
+    agent's own instructions and tools leave no room for work. `wanted_tokens` of context leave room
+    for long work.
     """
 
     name: str
@@ -103,7 +105,7 @@ class Agent(Struct, frozen=True):
         return f"npm install -g {self.package}"
 
 
-def _claude_variables(connection: Connection) -> dict[str, str]:
+def _values(connection: Connection) -> dict[str, str]:
     model = connection.model
     variables = {
         "ANTHROPIC_BASE_URL": connection.url,
@@ -125,12 +127,10 @@ def _claude_variables(connection: Connection) -> dict[str, str]:
 
 
 def _claude(connection: Connection) -> Setup:
-    variables = _claude_variables(connection)
+    variables = _values(connection)
     # Variables in Claude Code's own settings override the environment, and these override both. The
     # key isn't among them: others can see arguments.
-    shown = {
-        name: variable for name, variable in variables.items() if name != "ANTHROPIC_AUTH_TOKEN"
-    }
+    shown = {name: value for name, value in variables.items() if name != "ANTHROPIC_AUTH_TOKEN"}
     return Setup(
         variables,
         ("--settings", _json({"env": shown})),
@@ -170,7 +170,9 @@ def _codex(connection: Connection) -> Setup:
     provider = _codex_provider(connection) | {"env_key": _json(KEY_VARIABLE)}
     inline = ", ".join(f"{key} = {value}" for key, value in provider.items())
     settings = _codex_settings(connection) | {f"model_providers.{_PROVIDER}": f"{{ {inline} }}"}
-    arguments = [text for key, value in settings.items() for text in ("-c", f"{key}={value}")]
+    arguments = [
+        argument for key, value in settings.items() for argument in ("-c", f"{key}={value}")
+    ]
     return Setup({KEY_VARIABLE: connection.shown_key}, tuple(arguments))
 
 
@@ -232,8 +234,8 @@ def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _folder(variable: str, default: str) -> Callable[[Mapping[str, str]], Path]:
-    """Finds a folder by a variable, or by default in the home folder."""
+def _folder_finder(variable: str, default: str) -> Callable[[Mapping[str, str]], Path]:
+    """A function that finds a folder by a variable, or by default in the home folder."""
 
     def find(environment: Mapping[str, str]) -> Path:
         return Path(environment.get(variable) or Path.home() / default)
@@ -241,7 +243,7 @@ def _folder(variable: str, default: str) -> Callable[[Mapping[str, str]], Path]:
     return find
 
 
-def _in(folder: Callable[[Mapping[str, str]], Path], name: str) -> Callable[..., Path]:
+def _file_finder(folder: Callable[[Mapping[str, str]], Path], name: str) -> Callable[..., Path]:
     return lambda environment: folder(environment) / name
 
 
@@ -256,10 +258,9 @@ AGENTS: Final = {
             32_768,
             _claude,
             OwnFile(
-                _in(_folder("CLAUDE_CONFIG_DIR", ".claude"), "settings.json"),
+                _file_finder(_folder_finder("CLAUDE_CONFIG_DIR", ".claude"), "settings.json"),
                 lambda connection: {
-                    ("env", name): claude_variable
-                    for name, claude_variable in _claude_variables(connection).items()
+                    ("env", name): value for name, value in _values(connection).items()
                 },
                 "claude",
             ),
@@ -272,7 +273,7 @@ AGENTS: Final = {
             16_384,
             _codex,
             OwnFile(
-                _in(_folder("CODEX_HOME", ".codex"), f"{_PROVIDER}.config.toml"),
+                _file_finder(_folder_finder("CODEX_HOME", ".codex"), f"{_PROVIDER}.config.toml"),
                 _codex_profile,
                 f"codex --profile {_PROVIDER}",
             ),
@@ -285,7 +286,9 @@ AGENTS: Final = {
             16_384,
             _opencode,
             OwnFile(
-                _in(_folder("XDG_CONFIG_HOME", ".config"), "opencode/opencode.json"),
+                _file_finder(
+                    _folder_finder("XDG_CONFIG_HOME", ".config"), "opencode/opencode.json"
+                ),
                 _opencode_settings,
                 "opencode",
             ),

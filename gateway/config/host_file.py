@@ -10,7 +10,7 @@ from msgspec import Struct
 from gateway.config.model_folders import expand_home
 from gateway.config.model_settings import LOCAL, HostSettings, ModelSettings, RankPlace
 from gateway.config.settings import Settings
-from gateway.config.toml_file import Place
+from gateway.config.toml_locations import Place
 from gateway.system.state_file import read_file
 from protocol.life import RankBackend
 
@@ -83,7 +83,9 @@ def _with_ranks(
     backend: Any = model.backend or host_file.backend or None
     places = []
     for rank, machine in enumerate(host_file.hosts):
-        devices = tuple(d if isinstance(d, str) else d[0] for d in machine.rdma if d)
+        devices = tuple(
+            device if isinstance(device, str) else device[0] for device in machine.rdma if device
+        )
         name = _host_name(machine.ssh, hosts) if rank else LOCAL
         places.append(RankPlace(name, devices if backend == "jaccl" else machine.ips))
     return msgspec.structs.replace(model, ranks=tuple(places), backend=backend)

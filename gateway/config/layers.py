@@ -18,13 +18,8 @@ from gateway.config.key import Key, toml_text
 from gateway.config.model_folders import model_from_flag
 from gateway.config.settings import Flags
 from gateway.config.tables import HEADINGS, MODELS, keys_of, label
-from gateway.config.toml_file import (
-    Locations,
-    Place,
-    TomlDocument,
-    UnreadableFileError,
-    read_document,
-)
+from gateway.config.toml_file import TomlDocument, UnreadableFileError, read_document
+from gateway.config.toml_locations import Locations, Place
 from gateway.system.notation import nearest
 
 

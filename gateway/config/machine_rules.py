@@ -19,7 +19,7 @@ from gateway.config.key import toml_text
 from gateway.config.model_folders import NotThereError, expand_home, find_folder, find_pictures
 from gateway.config.settings import GatewaySettings, Settings
 from gateway.config.tables import MODELS, UPSTREAMS
-from gateway.config.toml_file import Place
+from gateway.config.toml_locations import Place
 from gateway.system.lane import Inquiries
 from gateway.system.notation import is_loopback
 from gateway.system.state_dir import StateDir
@@ -188,9 +188,9 @@ def network_complaints(settings: Settings, places: Places) -> Iterator[tuple[Pla
     for place, reason in needs_keys(gateway):
         if not has_keys(gateway):
             yield place, f"{reason}; {first_key(gateway)} makes the first one"
-    for one, other in (("tls_certificate", "tls_key"), ("tls_key", "tls_certificate")):
-        if getattr(gateway, one) is not None and getattr(gateway, other) is None:
-            yield ("gateway", one), f"it needs {other} beside it"
+    for setting, needed in (("tls_certificate", "tls_key"), ("tls_key", "tls_certificate")):
+        if getattr(gateway, setting) is not None and getattr(gateway, needed) is None:
+            yield ("gateway", setting), f"it needs {needed} beside it"
     files = tls_files(gateway)
     if files is not None:
         certificate, key = files

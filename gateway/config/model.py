@@ -35,10 +35,12 @@ class Groups:
         self.reserving = tuple(group for group in self.all if group.reserve)
         self._companions = self._others(group for group in self.all if group.together)
         self._rivals = self._others(group for group in self.all if group.swap)
-        self._reserved = frozenset(name for group in self.reserving for name in group.models)
+        self._reserved = frozenset(
+            model_id for group in self.reserving for model_id in group.models
+        )
 
     def companions(self, model_id: str) -> frozenset[str]:
-        """The other models that are loaded together with this one."""
+        """The other models that are loaded together with `model_id`."""
         return self._companions.get(model_id, frozenset())
 
     def companions_of(self, model_ids: Iterable[str]) -> frozenset[str]:
@@ -46,22 +48,22 @@ class Groups:
         return frozenset().union(*map(self.companions, model_ids))
 
     def rivals(self, model_ids: Iterable[str]) -> frozenset[str]:
-        """The models that may not be loaded beside one of these."""
+        """The models that may not be loaded beside any of `model_ids`."""
         return frozenset().union(*(self._rivals.get(model_id, ()) for model_id in model_ids))
 
     def reserved(self, model_id: str) -> bool:
         """Whether room is reserved for this model while it isn't loaded."""
         return model_id in self._reserved
 
-    def between(self, model_id: str, other_id: str) -> Group | None:
+    def swap_group_of(self, model_id: str, other_id: str) -> Group | None:
         """The group with `swap` that has both models, if there is one."""
         both = (
             group for group in self.all if group.swap and {model_id, other_id} <= {*group.models}
         )
         return next(both, None)
 
-    def concerned(self, model_id: str) -> frozenset[str]:
-        """The other models whose floors count in the decision on a load of this one: its
+    def counted_with(self, model_id: str) -> frozenset[str]:
+        """The other models whose floors count in the decision on a load of `model_id`: its
         companions, and all models for which room is reserved.
         """
         return (self.companions(model_id) | self._reserved) - {model_id}
@@ -78,14 +80,16 @@ class Groups:
 
 def reserved_bytes(group: Group, floors: dict[str, int], present: Collection[str]) -> int:
     """The bytes that are reserved for a group with `reserve`, beside the memory of the members that
-    are `present`. `floors` has the known floors by ids of models; for members without one nothing
-    is reserved.
+    are `present`. `floors` has the known floors by ids of models; nothing is reserved for members
+    without a known floor.
     """
     if group.swap:
-        there = (floors.get(model, 0) for model in group.models if model in present)
-        largest_bytes = max((floors.get(name, 0) for name in group.models), default=0)
-        return largest_bytes - max(there, default=0)
-    return sum(floors.get(model, 0) for model in group.models if model not in present)
+        present_floors = (
+            floors.get(model_id, 0) for model_id in group.models if model_id in present
+        )
+        largest_bytes = max((floors.get(model_id, 0) for model_id in group.models), default=0)
+        return largest_bytes - max(present_floors, default=0)
+    return sum(floors.get(model_id, 0) for model_id in group.models if model_id not in present)
 
 
 def label_of(group: Group) -> str:

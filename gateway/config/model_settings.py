@@ -46,7 +46,7 @@ class RankPlace(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     interfaces: tuple[_Word, ...] = ()
 
     def __post_init__(self) -> None:
-        if not all(interface.isprintable() for interface in (self.host, *self.interfaces)):
+        if not all(word.isprintable() for word in (self.host, *self.interfaces)):
             raise ValueError("names and addresses have printable characters alone")
 
 
@@ -91,7 +91,10 @@ class ModelSettings(Section, frozen=True):
         bool, switch("Requests load the model. false: only an operator does.")
     ] = True
     ttl_s: Annotated[
-        float, time("Unloaded after so long without a request. 0: never.", zero="never")
+        float,
+        time(
+            "The time without a request after which the model is unloaded. 0: never.", zero="never"
+        ),
     ] = 0.0
     priority: Annotated[
         int, whole("Models with a higher priority get memory first.", -1000, 1000)
@@ -141,7 +144,8 @@ class ModelSettings(Section, frozen=True):
         whole("A draft model, or the model's own head, guesses so many tokens at a time.", 1, 32),
     ] = 3
     guesses: Annotated[
-        bool, switch("Several tokens a step where that is faster; the text is the same.")
+        bool,
+        switch("Compute several tokens in a step where that is faster. The text is the same."),
     ] = True
     pictures: Annotated[
         bool, switch("The model looks at pictures. That needs mlx-vlm (the extra vision).")
@@ -158,8 +162,8 @@ class ModelSettings(Section, frozen=True):
     ranks: Annotated[
         tuple[RankPlace, ...],
         rank_places(
-            "The machines that compute it together, each with its part; rank 0 is the first, and "
-            "runs here. The model's files are at the same path on all of them.",
+            "The machines that compute the model together, each with its part; rank 0 is the "
+            "first, and runs here. The model's files are at the same path on all of them.",
             most=64,
         ),
     ] = ()
@@ -175,8 +179,8 @@ class ModelSettings(Section, frozen=True):
     backend: Annotated[
         RankBackend | None,
         choice(
-            "How those processes reach each other: ring over TCP, jaccl by RDMA over Thunderbolt, "
-            "nccl between NVIDIA's cards.",
+            "How the model's processes reach each other: ring over TCP, jaccl by RDMA over "
+            "Thunderbolt, nccl between NVIDIA's cards.",
             *get_args(RankBackend),
             example="ring",
             unset="nccl with CUDA, ring otherwise",
@@ -376,7 +380,7 @@ class UpstreamSettings(Section, frozen=True):
     url: Annotated[
         Text,
         text(
-            "The address of its API.",
+            "The address of the upstream's API.",
             "an address such as https://box.local:8642/v1",
             example="https://box.local:8642/v1",
         ),
@@ -431,7 +435,7 @@ class HostSettings(Section, frozen=True):
     command: Annotated[
         Text,
         text(
-            "The command bulkhead on that host; its shell reads the command.",
+            "The command that starts bulkhead on the host. The host's shell reads it.",
             "a command such as ~/bulkhead/.venv/bin/bulkhead",
             example="bulkhead",
         ),

@@ -42,7 +42,7 @@ from gateway.config.model_settings import ModelSettings
 from gateway.config.rules import complaints, group_complaints
 from gateway.config.settings import DiscoverySettings, Flags, Settings
 from gateway.config.tables import GROUPS, MODELS, NAMED, SECTIONS, TABLES, keys_of, label
-from gateway.config.toml_file import Place
+from gateway.config.toml_locations import Place
 
 # For each key of a model that names a folder: the function that finds the folder.
 _LOOKS: Final[dict[str, Callable[[str, tuple[str, ...]], str]]] = {

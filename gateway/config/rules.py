@@ -24,7 +24,7 @@ from gateway.config.model_settings import (
 )
 from gateway.config.settings import HUGGING_FACE, Settings
 from gateway.config.tables import GROUPS, keys_of
-from gateway.config.toml_file import Place
+from gateway.config.toml_locations import Place
 from gateway.system.notation import nearest
 
 Complaint: TypeAlias = tuple[Place, str]

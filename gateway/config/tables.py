@@ -18,7 +18,7 @@ from gateway.config.model_settings import (
     UpstreamSettings,
 )
 from gateway.config.settings import DiscoverySettings, Settings
-from gateway.config.toml_file import Place
+from gateway.config.toml_locations import Place
 
 
 class KeyDefinition(Struct, frozen=True):
@@ -116,7 +116,7 @@ def label(path: Iterable[str | int]) -> str:
     """A place in the file as TOML writes it: `models."a".aliases`, `gateway.port`. Indices of lists
     are left out.
     """
-    parts = [text for text in path if isinstance(text, str)]
+    parts = [step for step in path if isinstance(step, str)]
     return ".".join(
         # Ids are always quoted, as most of them have to be.
         toml_text(part) if index == 1 and parts[0] == MODELS else toml_key(part)

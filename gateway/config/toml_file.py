@@ -1,4 +1,4 @@
-"""Reads TOML, with the line of each key. The lines after an invalid line are still read."""
+"""Reads TOML. The lines after an invalid line are still read."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import re
 import stat
 import tomllib
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
-import tree_sitter_toml
 from msgspec import Struct
-from tree_sitter import Language, Node, Parser
 
 from gateway.system.state_file import written_by_others
 
@@ -19,7 +17,7 @@ _LARGEST_BYTES: Final = 1 << 20
 _MOST_BROKEN_LINES: Final = 20
 _LONGEST_STATEMENT: Final = 200
 _LONG_QUOTES: Final = ('"""', "'''")
-_PLACE: Final = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
+_ERROR_POSITION: Final = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
 
 
 class TomlDocument(Struct, frozen=True):
@@ -89,9 +87,9 @@ def parse(text: str) -> TomlDocument:
             line, message = 1, "it is nested too deeply"
         except ValueError as error:
             # For an integer of thousands of digits, tomllib's error names no line.
-            place = _PLACE.search(str(error))
-            line = int(place[1]) if place is not None and place[1] else len(lines)
-            message = _PLACE.sub("", str(error))
+            position = _ERROR_POSITION.search(str(error))
+            line = int(position[1]) if position is not None and position[1] else len(lines)
+            message = _ERROR_POSITION.sub("", str(error))
             if line == len(lines) or message.startswith("Unclosed"):
                 line = _first_line(lines, line)
         broken[line] = f"this is not TOML: {message}"
@@ -137,74 +135,3 @@ def _parses(text: str) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
-
-
-# A path of keys and of indices of lists, from the top: ("models", "a", "aliases", 1).
-Place: TypeAlias = tuple[str | int, ...]
-
-_LANGUAGE: Final = Language(tree_sitter_toml.language())
-
-
-class Locations:
-    """The number of the line of each place in a valid TOML text; the first line is 1."""
-
-    def __init__(self, text: str) -> None:
-        self._lines: dict[Place, int] = {}
-        for node in Parser(_LANGUAGE).parse(text.encode()).root_node.named_children:
-            if node.has_error:
-                continue
-            if node.type == "pair":
-                self._add_pair((), node)
-            elif node.type in ("table", "table_array_element"):
-                name, *content = _without_comments(node)
-                table = self._add_name((), name)
-                for node_pair in content:
-                    self._add_pair(table, node_pair)
-
-    def line(self, place: Place) -> int | None:
-        """The first line of a place. If the text lacks the place, the line of the nearest table or
-        list around it; None: the text has none of these.
-        """
-        while place:
-            if place in self._lines:
-                return self._lines[place]
-            place = place[:-1]
-        return None
-
-    def _add_name(self, table: Place, name: Node) -> Place:
-        for key in _keys(name):
-            table = (*table, key)
-            self._lines.setdefault(table, _line(name))
-        return table
-
-    def _add_pair(self, table: Place, pair: Node) -> None:
-        name, value = _without_comments(pair)
-        self._add_value(self._add_name(table, name), value)
-
-    def _add_value(self, place: Place, value: Node) -> None:
-        if value.type == "inline_table":
-            for pair in _without_comments(value):
-                self._add_pair(place, pair)
-        elif value.type == "array":
-            for index, element in enumerate(_without_comments(value)):
-                self._lines[(*place, index)] = _line(element)
-                self._add_value((*place, index), element)
-
-
-def _without_comments(node: Node) -> list[Node]:
-    return [child for child in node.named_children if child.type != "comment"]
-
-
-def _line(node: Node) -> int:
-    return node.start_point.row + 1
-
-
-def _keys(name: Node) -> list[str]:
-    if name.type == "dotted_key":
-        return [key for part in name.named_children for key in _keys(part)]
-    # tomllib resolves escapes in quoted keys.
-    return list(tomllib.loads(f"{_text(name)} = 0"))
-
-
-def _text(node: Node) -> str:
-    return (node.text or b"").decode()

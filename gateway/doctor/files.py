@@ -59,7 +59,7 @@ def _obstacles(state_dir: StateDir) -> Iterator[str]:
             yield f"{state_dir.path} can't be made in {above}."
         return
     unusual = list(state_dir.obstacles())
-    yield from (f"{text}." for text in unusual)
+    yield from (f"{obstacle}." for obstacle in unusual)
     if unusual:
         return
     for folder in state_dir.folders:
@@ -211,7 +211,7 @@ _DISCOVERY: Final = "discovery"
 
 def look_at_discovery(installation: Installation) -> Iterator[Finding]:
     """Look at the folders of models.discover; the Hugging Face cache has a check of its own."""
-    places = [text for text in installation.settings.discovery.discover if text != HUGGING_FACE]
+    places = [place for place in installation.settings.discovery.discover if place != HUGGING_FACE]
     unread = [(place, why) for place in places if (why := _unreadable(place)) is not None]
     for place, why in unread:
         yield warning(

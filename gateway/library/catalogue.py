@@ -128,7 +128,11 @@ def catalogue(
     entries = []
     for found_model in found:
         places = (found_model.source, found_model.folder)
-        ids = tuple(k for k, v in configuration.located.items() if v.path in places)
+        ids = tuple(
+            model_id
+            for model_id, located in configuration.located.items()
+            if located.path in places
+        )
         tables = {model_id: configuration.settings.models[model_id] for model_id in ids}
         first = served.get(ids[0]) if ids else None
         described = found_model.description
@@ -150,10 +154,18 @@ def catalogue(
                 problem=described.problem or (first.failure if first else None),
                 state=None if first is None else first.state,
                 last_used_at=last_used_at.get(found_model.source),
-                configured=tuple(k for k in ids if k not in configuration.discovered),
+                configured=tuple(
+                    model_id for model_id in ids if model_id not in configuration.discovered
+                ),
                 name_holder=_name_holder(found_model, ids, configuration),
-                system={k: v.system for k, v in tables.items() if v.system},
-                defaults={k: str(v.defaults) for k, v in tables.items() if v.defaults.given},
+                system={
+                    model_id: model.system for model_id, model in tables.items() if model.system
+                },
+                defaults={
+                    model_id: str(model.defaults)
+                    for model_id, model in tables.items()
+                    if model.defaults.given
+                },
             )
         )
     return sorted(entries, key=lambda on_disk: (on_disk.name.lower(), on_disk.source))
@@ -200,9 +212,7 @@ def objection(
         return "The demo model is a part of Bulkhead."
     if pulled is not None:
         return f"{entry.source} is being pulled: cancel that first (pull {pulled})."
-    loaded = [
-        identifier for identifier in entry.ids if identifier in served and served[identifier].loaded
-    ]
+    loaded = [model_id for model_id in entry.ids if model_id in served and served[model_id].loaded]
     if loaded:
         return f"{loaded[0]} is loaded: run `bulkhead unload {loaded[0]}` first."
     needed = [
@@ -213,7 +223,9 @@ def objection(
     if needed:
         return f"{needed[0]} needs it too, as a draft model or adapter."
     if entry.configured:
-        places = [str(configuration.source(("models", text, "path"))) for text in entry.configured]
+        places = [
+            str(configuration.source(("models", model_id, "path"))) for model_id in entry.configured
+        ]
         return (
             f"The configuration names it, as {', '.join(entry.configured)} ({', '.join(places)}): "
             "take that out, and reload."

@@ -245,8 +245,8 @@ class CachedRepository:
             HubError: another process pulls the repository.
             OSError: the folders can't be made or opened.
         """
-        for text in ("blobs", "snapshots", "refs"):
-            (self.folder / text).mkdir(parents=True, exist_ok=True)
+        for name in ("blobs", "snapshots", "refs"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
         self._lock = os.open(self.folder, os.O_RDONLY)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

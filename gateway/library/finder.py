@@ -1,4 +1,8 @@
-"""Looks for models on the disks, and offers those that have no table in the configuration."""
+"""Looks for models on the disks, and offers those that have no table in the configuration.
+
+A home is the repository or the path by which a model has a name. A model has several homes if links
+lead to its folder.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +49,7 @@ class Holders(Struct, frozen=True):
     folders: dict[str, str] = {}
 
 
-class _View(NamedTuple):
+class _SearchResult(NamedTuple):
     """A search of one place: the models, where the disks of their homes are mounted, and those of
     the known homes that were removed.
     """
@@ -55,7 +59,7 @@ class _View(NamedTuple):
     removed: set[str]
 
 
-def _look(place: str, mounts: Mapping[str, str]) -> _View:
+def _search_place(place: str, mounts: Mapping[str, str]) -> _SearchResult:
     """Search a place. `mounts` are those of the known homes. Blocks. Raises OSError."""
     models = search(place)
     homes = {claim.home for model in models for claim in model.claims}
@@ -69,7 +73,7 @@ def _look(place: str, mounts: Mapping[str, str]) -> _View:
         # A disk that isn't mounted leaves an empty folder, or none.
         and os.path.ismount(mount)
     }
-    return _View(models, {home: _mount_of(_path_of(home)) for home in homes}, removed)
+    return _SearchResult(models, {home: _mount_of(_path_of(home)) for home in homes}, removed)
 
 
 def _is_in(place: str, home: str) -> bool:
@@ -92,20 +96,20 @@ class Finder:
     """Searches all places of `models.discover` at once."""
 
     def __init__(self) -> None:
-        self._views: Inquiries[str, _View] = Inquiries()
+        self._searches: Inquiries[str, _SearchResult] = Inquiries()
         self._folders: Inquiries[str, str] = Inquiries()
-        self._known: dict[str, _View] = {}
-        self._complained: set[str] = set()
+        self._known: dict[str, _SearchResult] = {}
+        self._warned_places: set[str] = set()
         self._holders = Holders()
-        self._recalled: Path | None = None
+        self._names_path: Path | None = None
         # The new name of that file, if it can't be read.
         self._unreadable: Path | None = None
         self._writes = False
 
-    def recall(self, path: Path) -> None:
+    def read_names(self, path: Path) -> None:
         """Read who had which name from a file, at the first call alone. Blocks."""
-        if self._recalled is None:
-            self._recalled = path
+        if self._names_path is None:
+            self._names_path = path
             holders = read_state(path, Holders)
             if holders is not None:
                 self._holders = holders
@@ -115,73 +119,73 @@ class Finder:
     def store_names(self) -> None:
         """Write who has which name to the file that was read, now and at each change. Blocks."""
         self._writes = True
-        if self._recalled is not None and self._unreadable is not None:
+        if self._names_path is not None and self._unreadable is not None:
             with contextlib.suppress(OSError):
-                self._recalled.replace(self._unreadable)
+                self._names_path.replace(self._unreadable)
             self._unreadable = None
         self._write()
 
     def find(self, settings: Settings) -> list[FoundModel]:
         """All models, complete or not. If a place can't be read, the models of its last search
-        count, so that no model ends because a share is away for a moment. Blocks.
+        count, so that no model ends because a network share is away for a moment. Blocks.
         """
-        views = self._search(settings)
-        return _merged(model for view in views for model in view.models)
+        return _models_of(self._search(settings))
 
     def with_found(self, configuration: Configuration) -> Configuration:
         """The configuration, and all complete models that have no table in it. Models that an
         earlier search found, and that are gone now, are left out. Blocks.
         """
         settings = configuration.settings
-        own = {
+        configured = {
             model_id: model
             for model_id, model in settings.models.items()
             if model_id not in configuration.discovered
         }
-        located = {model_id: configuration.located[model_id] for model_id in own}
+        located = {model_id: configuration.located[model_id] for model_id in configured}
         paths = {located_model.path for located_model in located.values()}
         repositories = {path for path in paths if not path.startswith("/")}
-        for repository in repositories:
-            look = functools.partial(_real_folder, repository)
-            self._folders.ask(repository, look, f"locate {repository}")
-        views = self._search(settings)
-        on_disks = _merged(model for view in views for model in view.models)
-        served = paths | self._answered(repositories)
-        claimants = [
-            Claimant(model.source, model.claims, model.folder)
-            for model in on_disks
-            if model.description.problem is None
-            and not served & {model.source, model.folder}
-            and _is_allowed(model, settings.gateway.allow)
-        ]
-        taken = {*own, *(alias for model in own.values() for alias in model.aliases)}
-        names, sentences = self._named(claimants, taken, settings.discovery.discover, views)
+        # The folders are located while the places are searched.
+        self._locate(repositories)
+        results = self._search(settings)
+        on_disks = _models_of(results)
+        served = paths | self._real_folders(repositories)
+        claimants = _claimants(on_disks, served, settings.gateway.allow)
+        aliases = (alias for model in configured.values() for alias in model.aliases)
+        names, sentences = self._give_names(
+            claimants, {*configured, *aliases}, settings.discovery.discover, results
+        )
         models = {
             given[0]: ModelSettings(path=source, aliases=tuple(given[1:]))
             for source, given in names.given.items()
         }
         return msgspec.structs.replace(
             configuration,
-            settings=msgspec.structs.replace(settings, models=own | models),
-            located=located | {model_id: Located(found.path) for model_id, found in models.items()},
+            settings=msgspec.structs.replace(settings, models=configured | models),
+            located=located | {model_id: Located(model.path) for model_id, model in models.items()},
             discovered=frozenset(models),
             names=names.holders,
             news=tuple(sentences),
             broken=_broken(on_disks, names),
         )
 
-    def _named(
+    def _locate(self, repositories: Iterable[str]) -> None:
+        """Begin to locate the folders of repositories, for `_real_folders`."""
+        for repository in repositories:
+            real_folder = functools.partial(_real_folder, repository)
+            self._folders.ask(repository, real_folder, f"locate {repository}")
+
+    def _give_names(
         self,
         claimants: list[Claimant],
         taken: Collection[str],
         places: Iterable[str],
-        views: list[_View],
+        results: list[_SearchResult],
     ) -> tuple[Names, list[str]]:
         """The names of the models, and what is to be said of them."""
         before = rehomed(self._holders.names, self._holders.folders, claimants)
-        removed = {home for view in views for home in view.removed}
+        removed = {home for result in results for home in result.removed}
         left = {name: home for name, home in before.items() if home not in removed}
-        # What isn't looked for now holds up nobody, and isn't forgotten.
+        # Names of models in places that aren't searched now are free to others, but are remembered.
         sought = {
             name: home
             for name, home in left.items()
@@ -192,38 +196,42 @@ class Finder:
         if self._unreadable is not None:
             sentences.insert(
                 0,
-                f"{self._recalled} can't be read, so models get their names anew. It is kept as "
+                f"{self._names_path} can't be read, so models get their names anew. It is kept as "
                 f"{self._unreadable}.",
             )
-        self._remember(left | names.holders, views)
+        self._remember(left | names.holders, results)
         return names, sentences
 
-    def _remember(self, names: dict[str, str], views: list[_View]) -> None:
-        now = {home: mount for view in views for home, mount in view.mounts.items()}
-        mounts = self._holders.mounts | now
+    def _remember(self, names: dict[str, str], results: list[_SearchResult]) -> None:
+        present_mounts = {
+            home: mount for result in results for home, mount in result.mounts.items()
+        }
+        mounts = self._holders.mounts | present_mounts
         folders = self._holders.folders | {
             claim.home: model.folder
-            for view in views
-            for model in view.models
+            for result in results
+            for model in result.models
             for claim in model.claims
         }
-        by_name = remembered(names, now)
+        by_name = remembered(names, present_mounts)
         homes = by_name.values()
         holders = Holders(
             by_name,
             {home: mounts.get(home, "/") for home in homes},
             {home: folders[home] for home in homes if home in folders},
         )
-        lost = self._writes and self._recalled is not None and not self._recalled.exists()
-        if holders != self._holders or lost:
+        file_is_missing = (
+            self._writes and self._names_path is not None and not self._names_path.exists()
+        )
+        if holders != self._holders or file_is_missing:
             self._holders = holders
             self._write()
 
     def _write(self) -> None:
-        if self._writes and self._recalled is not None:
-            write_state(self._recalled, self._holders)
+        if self._writes and self._names_path is not None:
+            write_state(self._names_path, self._holders)
 
-    def _answered(self, repositories: Iterable[str]) -> set[str]:
+    def _real_folders(self, repositories: Iterable[str]) -> set[str]:
         """The folders of the repositories, as far as they answer."""
         folders = set()
         for repository in repositories:
@@ -231,31 +239,51 @@ class Finder:
                 folders.add(self._folders.answer(repository, _ANSWER_S))
         return folders
 
-    def _search(self, settings: Settings) -> list[_View]:
+    def _search(self, settings: Settings) -> list[_SearchResult]:
         places = settings.discovery.discover
         for place in places:
-            look = functools.partial(_look, place, self._holders.mounts)
-            self._views.ask(place, look, f"discover {place}")
+            search_place = functools.partial(_search_place, place, self._holders.mounts)
+            self._searches.ask(place, search_place, f"discover {place}")
         return [self._answer(place) for place in places]
 
-    def _answer(self, place: str) -> _View:
+    def _answer(self, place: str) -> _SearchResult:
         try:
-            view = self._views.answer(place, _ANSWER_S)
+            result = self._searches.answer(place, _ANSWER_S)
         except TimeoutError:
-            self._complain(place, f"it did not answer within {_ANSWER_S:g} s")
+            self._warn_once(place, f"it did not answer within {_ANSWER_S:g} s")
         except OSError as error:
-            self._complain(place, denied(error) or error.strerror or str(error))
+            self._warn_once(place, denied(error) or error.strerror or str(error))
         else:
-            self._complained.discard(place)
-            self._known[place] = view
-            return view
-        last = self._known.get(place, _View([], {}, set()))
+            self._warned_places.discard(place)
+            self._known[place] = result
+            return result
+        last = self._known.get(place, _SearchResult([], {}, set()))
         return last._replace(removed=set())
 
-    def _complain(self, place: str, why: str) -> None:
-        if place not in self._complained:
+    def _warn_once(self, place: str, why: str) -> None:
+        if place not in self._warned_places:
             logger.warning("No models are looked for in %s: %s", place, why)
-        self._complained.add(place)
+        self._warned_places.add(place)
+
+
+def _models_of(results: Iterable[_SearchResult]) -> list[FoundModel]:
+    return _merged(model for result in results for model in result.models)
+
+
+def _claimants(
+    on_disks: Iterable[FoundModel], served: Collection[str], allowed: tuple[str, ...]
+) -> list[Claimant]:
+    """The models that may be served and need names. `served` are the sources and folders of
+    configured models.
+    """
+    return [
+        Claimant(model.source, model.claims, model.folder)
+        for model in on_disks
+        if model.description.problem is None
+        and model.source not in served
+        and model.folder not in served
+        and _is_allowed(model, allowed)
+    ]
 
 
 def _broken(found: Iterable[FoundModel], names: Names) -> dict[str, str]:

@@ -106,7 +106,7 @@ class _Result(Struct):
         """
         parameters = {} if self.safetensors is None else self.safetensors.parameters
         counted = sum(count * _TYPE_BYTES.get(kind, 1) for kind, count in parameters.items())
-        return min((number for number in (counted, self.usedStorage) if number), default=None)
+        return min((bytes_ for bytes_ in (counted, self.usedStorage) if bytes_), default=None)
 
 
 T = TypeVar("T")
@@ -170,7 +170,9 @@ class Hub:
         except (HubError, TroubleError):
             # The message that the repository is missing doesn't need similar names.
             return []
-        exact = [text for text in names if text.startswith(f"{COMMUNITY}/{name}-")]
+        exact = [
+            repository for repository in names if repository.startswith(f"{COMMUNITY}/{name}-")
+        ]
         return (exact or names)[:_SHOWN]
 
     def search(self, text: str) -> list[Candidate]:

@@ -178,7 +178,7 @@ class Download:
         index = self._patiently(lambda: self._table(listing, INDEX, LARGEST_FILE_BYTES))
         placed = (index or {}).get("weight_map")
         named = placed.values() if isinstance(placed, dict) else ()
-        return {text for text in named if isinstance(text, str)}
+        return {name for name in named if isinstance(name, str)}
 
     def _config(self, listing: Listing) -> dict[str, Any]:
         config = self._table(listing, "config.json", _LARGEST_CONFIG_BYTES)
@@ -328,9 +328,9 @@ def _candidates(job: SearchJob) -> list[Candidate]:
     check_online()
     hub = Hub(job.endpoint, _STALL_S)
     # The hub may take several words as one text, which few names contain.
-    for text in dict.fromkeys((" ".join(job.words), max(job.words, key=len))):
+    for query in dict.fromkeys((" ".join(job.words), max(job.words, key=len))):
         candidates = [
-            candidate for candidate in hub.search(text) if matches(job.words, candidate.repository)
+            candidate for candidate in hub.search(query) if matches(job.words, candidate.repository)
         ]
         if candidates:
             return candidates

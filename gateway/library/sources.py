@@ -151,9 +151,9 @@ def checked(listing: Listing, indexed: Collection[str] = ()) -> Listing:
 
 
 def _is_wanted(name: str) -> bool:
-    if any(fnmatchcase(name, text) for text in _UNWANTED):
+    if any(fnmatchcase(name, pattern) for pattern in _UNWANTED):
         return False
-    return any(fnmatchcase(name, text) for text in _WANTED)
+    return any(fnmatchcase(name, pattern) for pattern in _WANTED)
 
 
 def _kinds(names: list[str]) -> str:
@@ -272,7 +272,7 @@ class ModelFolder:
         """All repositories, in both forms. Raises: OSError."""
         plain = [f"{path.parent.name}/{path.name}" for path in self._folder.glob("[!.]*/[!.]*/")]
         cached = [path.name.split("--", 2)[1:] for path in self._folder.glob("models--*--*/")]
-        inside = (text for text in plain if not text.startswith("models--"))
+        inside = (repository for repository in plain if not repository.startswith("models--"))
         return sorted((*inside, *map("/".join, cached)))
 
     def _find(self, repository: str) -> tuple[Path, str | None]:

@@ -164,7 +164,7 @@ class Execution:
                 self._announce_limit(model_id, limit_bytes, recall=recall)
                 scheduled.set_limit(limit_bytes)
             case Evict(for_model_id=other, busy=busy):
-                group = None if other is None else ledger.groups.between(model_id, other)
+                group = None if other is None else ledger.groups.swap_group_of(model_id, other)
                 self._events.emit(
                     "evict",
                     model_id,
@@ -260,7 +260,7 @@ class GroupLoading:
 
     async def learn(self, model_id: str) -> None:
         """Learn the floors of other models that must be known before this model may ask."""
-        await self._learn(self._admission.ledger.groups.concerned(model_id))
+        await self._learn(self._admission.ledger.groups.counted_with(model_id))
 
     def bring_along(self) -> None:
         """Have the companions of each model that waits for memory wait for memory too."""

@@ -28,7 +28,7 @@ def waiting(ledger: Ledger, claim: Claim) -> str:
 def _obstacles(ledger: Ledger, model_id: str) -> Iterator[str]:
     """Phrases on the rivals and the ending models that the model waits for."""
     for rival in ledger.rivals([model_id]):
-        if (group := ledger.groups.between(model_id, rival.model_id)) is not None:
+        if (group := ledger.groups.swap_group_of(model_id, rival.model_id)) is not None:
             yield _place_of(rival, group)
     if ending := [allocation.model_id for allocation in ledger.allocations if allocation.ending]:
         yield f"{_and(ending)} {'is' if len(ending) == 1 else 'are'} ending"

@@ -87,7 +87,7 @@ class CachedPrompts:
             for supervisor, reclaimed_bytes in zip(supervisors, reclaimed, strict=True)
             if reclaimed_bytes is None
         ]
-        reclaimed_bytes = sum(number or 0 for number in reclaimed)
+        reclaimed_bytes = sum(bytes_ or 0 for bytes_ in reclaimed)
         try:
             removed_bytes, self.disk_bytes, obstacle = await self._clears.run(
                 functools.partial(self._remove, model_id), _DISK_S, "the prompts on disk"

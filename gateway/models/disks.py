@@ -118,7 +118,7 @@ def _folder(place: str) -> Path:
 def _volumes(model: Model) -> Iterator[Path]:
     source = Path(model.source)
     folders = [source if source.is_absolute() else hugging_face_cache()]
-    folders += [Path(text) for text in (model.adapter, model.draft) if text is not None]
+    folders += [Path(folder) for folder in (model.adapter, model.draft) if folder is not None]
     return _volumes_of(folders)
 
 

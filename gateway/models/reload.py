@@ -78,7 +78,9 @@ class Reloader:
             try:
                 reloaded = await self._apply()
             except ConfigError as error:
-                self._fleet.events.emit("reload", None, mistakes=[str(e) for e in error.mistakes])
+                self._fleet.events.emit(
+                    "reload", None, mistakes=[str(mistake) for mistake in error.mistakes]
+                )
                 raise
             finally:
                 self._notifier.ready(self._fleet.caution or "Serves")
@@ -281,8 +283,8 @@ def _without_restart(old: Settings, new: Settings, keys: tuple[str, ...]) -> Set
     """The new settings, but with the old values of `keys`, which need a restart. The next reload
     names these keys again.
     """
-    for text in keys:
-        table, key = text.split(".", 1)
+    for name in keys:
+        table, key = name.split(".", 1)
         if table == HOSTS:
             new = msgspec.structs.replace(new, hosts=old.hosts)
             continue

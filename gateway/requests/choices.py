@@ -176,7 +176,7 @@ def usage_of(usages: Sequence[Usage], answers_each: int) -> Usage:
     return Usage(
         sum(prompt[0].prompt_tokens for prompt in prompts),
         sum(usage.completion_tokens for usage in usages),
-        sum(min(answers.cached_tokens for answers in values) for values in prompts),
+        sum(min(answer.cached_tokens for answer in prompt) for prompt in prompts),
         sum(usage.reasoning_tokens for usage in usages),
         sum((usage.guesses for usage in usages), Guesses()),
     )

@@ -84,7 +84,7 @@ class FairShares:
             found.share = share
         self._present = dict(present)
         if not present:
-            self._now_s = max([self._now_s, *(e.had_s for e in self._sharers.values())])
+            self._now_s = max([self._now_s, *(sharer.had_s for sharer in self._sharers.values())])
             for sharer in self._sharers.values():
                 sharer.expected_s = sharer.due_s = 0.0
         self._forget()

@@ -395,7 +395,11 @@ class RequestQueue:
     def overdue_unbegun(self, now: float) -> list[Request]:
         """Running requests whose deadline has passed before their first token."""
         running = self._running.values()
-        return [e for e in running if e.deadline_at <= now and not e.progress.delivered]
+        return [
+            request
+            for request in running
+            if request.deadline_at <= now and not request.progress.delivered
+        ]
 
     def take_overdue(self, now: float) -> list[Request]:
         """Remove and return the waiting requests whose deadline has passed."""

@@ -200,7 +200,7 @@ def lost(
         text += f" ({status})"
     if tail:
         # Python's own report of a fatal error ends with lists of modules.
-        fatal = (text for text in reversed(tail) if text.startswith("Fatal Python error"))
+        fatal = (line for line in reversed(tail) if line.startswith("Fatal Python error"))
         text += f". Its last line was: {next(fatal, tail[-1])}"
     if next_attempt_s is None:
         return text

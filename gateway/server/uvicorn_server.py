@@ -83,13 +83,13 @@ class UvicornServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        for number in _SIGNALS:
-            signal.signal(number, self.handle_exit)
+        for signal_number in _SIGNALS:
+            signal.signal(signal_number, self.handle_exit)
         try:
             yield
         finally:
-            for number in _SIGNALS:
-                signal.signal(number, self.afterwards)
+            for signal_number in _SIGNALS:
+                signal.signal(signal_number, self.afterwards)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._loop.call_soon_threadsafe(self._handle_signal, sig)

@@ -90,7 +90,7 @@ class Launchd:
     def read(self) -> Installed | None:
         try:
             keys = plistlib.loads(self.path.read_bytes())
-            arguments = [str(programargument) for programargument in keys["ProgramArguments"]]
+            arguments = [str(argument) for argument in keys["ProgramArguments"]]
             return Installed.of(arguments, int(keys["ExitTimeOut"]))
         except FileNotFoundError:
             return None

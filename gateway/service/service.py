@@ -303,7 +303,7 @@ def check_free(state_dir: Path, settings: Settings, pid: int | None) -> None:
     host, port = settings.gateway.host, settings.gateway.port
     if port == 0:
         raise ServiceError("A service needs a port that stays: set gateway.port.")
-    own_ports = [] if pid is None else [number for _, number in listening_at(pid)]
+    own_ports = [] if pid is None else [port for _, port in listening_at(pid)]
     if port in own_ports or not is_here(host) or port_is_free(host, port):
         return
     health = ask_health_of(settings.gateway)

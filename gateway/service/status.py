@@ -224,7 +224,7 @@ def _folders(settings: Settings) -> Iterable[Path]:
 def _is_guarded(place: Path, home: Path) -> bool:
     """Whether the place is guarded, or what it leads to if it is a link."""
     real_home = Path(os.path.realpath(home))
-    guarded = [folder / text for folder in (home, real_home) for text in _OF_THE_HOME]
+    guarded = [folder / name for folder in (home, real_home) for name in _OF_THE_HOME]
     return any(
         volume_of(path / "model") is not None or any(map(path.is_relative_to, guarded))
         for path in (place, Path(os.path.realpath(place)))

@@ -79,7 +79,7 @@ class Systemd:
             return None
         except (OSError, UnicodeDecodeError) as error:
             raise unreadable(self.path, error) from error
-        keys = dict(text.split("=", 1) for text in lines if "=" in text and text[0] not in "#;")
+        keys = dict(line.split("=", 1) for line in lines if "=" in line and line[0] not in "#;")
         try:
             line = keys["ExecStart"].replace("%%", "%").replace("$$", "$")
             arguments = shlex.split(line)

@@ -233,7 +233,7 @@ class LogReader:
         mine = _identity(cast("BinaryIO", self._file))
         if not self._newer and _identity_at(self._path) not in (mine, None):
             files = _open_files(self._path)
-            identities = [_identity(binary_io) for binary_io in files]
+            identities = [_identity(file) for file in files]
             newer = identities.index(mine) if mine in identities else len(files)
             self._newer.extend(reversed(files[:newer]))
             for file in files[newer:]:

@@ -119,16 +119,16 @@ def nearest_model(name: str, known: Iterable[str]) -> str | None:
         return None
     # Of several ids that differ only by case or owner, the first is as good as any.
     ids: dict[str, str] = {}
-    for text in known:
-        ids.setdefault(text.lower(), text)
-        ids.setdefault(_tail(text.lower()), text)
+    for name_or_id in known:
+        ids.setdefault(name_or_id.lower(), name_or_id)
+        ids.setdefault(_tail(name_or_id.lower()), name_or_id)
     wanted = _tail(name.lower())
     if wanted in ids:
         return ids[wanted]
     if found := nearest(wanted, ids):
         return ids[found]
     if len(wanted) >= _LEAST_PART:
-        longer = (identifier for identifier in ids if wanted in identifier or identifier in wanted)
+        longer = (model_id for model_id in ids if wanted in model_id or model_id in wanted)
         if found := min(longer, key=lambda text: abs(len(text) - len(wanted)), default=None):
             return ids[found]
     return None

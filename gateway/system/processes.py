@@ -87,11 +87,11 @@ def send(identity: ProcessIdentity, *signals: signal.Signals) -> None:
     Raises:
         OSError: the system doesn't tell whether the process runs.
     """
-    for number in signals:
+    for signal_number in signals:
         if alive(identity):
             # The process may end at any time.
             with contextlib.suppress(ProcessLookupError):
-                os.kill(identity.pid, number)
+                os.kill(identity.pid, signal_number)
 
 
 def descendants(pids: Iterable[int]) -> dict[int, set[ProcessIdentity]]:

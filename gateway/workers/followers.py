@@ -326,7 +326,9 @@ class Followers:
         try:
             while (wish_bytes := self.reservation.wish_bytes) is not None and self.fate.may_start:
                 there = [member for member in self.members if not member.is_here]
-                if all(await asyncio.gather(*(self._ask_host(e, wish_bytes) for e in there))):
+                if all(
+                    await asyncio.gather(*(self._ask_host(member, wish_bytes) for member in there))
+                ):
                     self.reservation.record_wish(wish_bytes)
                 failure = self.reservation.reason_to_end(loop.time())
                 self._leader.reservation_changed(failure)

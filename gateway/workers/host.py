@@ -208,6 +208,6 @@ def free_ports(count: int) -> tuple[int, ...]:
     with contextlib.ExitStack() as stack:
         # All sockets are open at the same time, so that no port comes twice.
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for taken in sockets:
-            taken.bind(("", 0))
+        for listener in sockets:
+            listener.bind(("", 0))
         return tuple(listener.getsockname()[1] for listener in sockets)

@@ -39,7 +39,11 @@ class Lifeline:
     def pong(self, number: int) -> None:
         """Record the pong for a ping."""
         self._confirmed_at = self._sent.get(number, self._confirmed_at)
-        self._sent = {n: sent_at for n, sent_at in self._sent.items() if n > number}
+        self._sent = {
+            sent_number: sent_at
+            for sent_number, sent_at in self._sent.items()
+            if sent_number > number
+        }
 
     def is_cut(self, now: float) -> bool:
         """Whether the rank must end, as the gateway was silent for too long."""

@@ -56,9 +56,9 @@ def worker_environment(*, foreign: bool = False) -> dict[str, str]:
     settings that are meant for our own.
     """
     if foreign:
-        return {k: v for k, v in os.environ.items() if _passed(k)}
+        return {name: value for name, value in os.environ.items() if _passed(name)}
     settings = _SET if back_end() is BackEnd.CUDA else _SET | _GIVEN_BACK
-    return {k: v for k, v in os.environ.items() if _passed(k)} | settings
+    return {name: value for name, value in os.environ.items() if _passed(name)} | settings
 
 
 def _passed(name: str) -> bool:

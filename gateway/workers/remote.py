@@ -265,7 +265,7 @@ class Remote:
             case FindPorts(count):
                 return FreePorts(free_ports(count))
             case FindProcesses(processes):
-                return RunningProcesses(tuple(p for p in processes if alive(p)))
+                return RunningProcesses(tuple(process for process in processes if alive(process)))
             case StartRank(order):
                 return await self._start(order)
             case ReadFootprint():

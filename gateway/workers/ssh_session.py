@@ -180,7 +180,7 @@ class SshSession:
         await self._tasks.cancel_all()
 
     async def _until_greeted(self) -> None:
-        waits = [asyncio.ensure_future(e.wait()) for e in (self._greeted, self.ended)]
+        waits = [asyncio.ensure_future(event.wait()) for event in (self._greeted, self.ended)]
         try:
             await asyncio.wait(waits, timeout=_HELLO_S, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -242,8 +242,8 @@ def _check_room() -> None:
     try:
         opened.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(_ROOM))
     finally:
-        for number in opened:
-            os.close(number)
+        for descriptor in opened:
+            os.close(descriptor)
 
 
 def default_backend() -> RankBackend:

@@ -62,8 +62,8 @@ class OutputPipe:
             os.write(self._stop_write, b"\0")
 
     def _close(self) -> None:
-        for number in (self.descriptor, self._stop_read, self._stop_write):
-            os.close(number)
+        for descriptor in (self.descriptor, self._stop_read, self._stop_write):
+            os.close(descriptor)
         self._stop_write = -1
 
 

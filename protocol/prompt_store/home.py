@@ -168,11 +168,11 @@ def sweep(home: Home, until: float) -> int:
         files = list(folders[first].iterdir()) if first in folders else []
         unknown = [path for path in files if key_of(path.name) not in known]
         lost = list(known - {key_of(path.name) for path in files})
-        for some in _batches(unknown):
+        for some_paths in _batches(unknown):
             if time.monotonic() >= until:
                 return freed
             with home.index.transaction() as transaction:
-                freed += sum(_remove(transaction, path) for path in some)
+                freed += sum(_remove(transaction, path) for path in some_paths)
         for some_keys in _batches(lost):
             if time.monotonic() >= until:
                 return freed

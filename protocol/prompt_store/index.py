@@ -421,7 +421,7 @@ def _identity(path: str) -> tuple[int, int]:
 def _measured(row: tuple[Any, ...]) -> Speeds:
     # A damaged page may hold anything.
     read, prefill, steps = row
-    if all(number is None or (type(number) is float and number > 0) for number in (read, prefill)):
+    if all(figure is None or (type(figure) is float and figure > 0) for figure in (read, prefill)):
         with contextlib.suppress(msgspec.MsgspecError, TypeError):
             seconds = msgspec.msgpack.decode(steps, type=dict[_Steps, _Seconds])
             return Speeds(read, prefill, seconds)

@@ -200,8 +200,8 @@ class PromptStore:
             return
         if marked:
             with self._marking:
-                for data in keys:
-                    self._marks.pop(data, None)
+                for key in keys:
+                    self._marks.pop(key, None)
 
     def _write(self, home: Home, entry: Entry, parts: Sequence[memoryview], owner: str) -> bool:
         needed = disk_bytes(entry.payload_bytes)

@@ -62,7 +62,7 @@ def test_pull_list_show_and_rm(tmp_path: Path) -> None:
     assert "small" in invoke("show", "small").stdout
     assert invoke("show", "nobody").exit_code == 4
     assert invoke("rm", "small", stdin="n\n").exit_code == 1
-    assert f"{NAME} is gone" in invoke("rm", "small", "--yes").stdout
+    assert f"{NAME} is removed" in invoke("rm", "small", "--yes").stdout
     assert left(tmp_path / "cache") == []
     assert invoke("list", "--json").stdout.strip() == "[]"
 

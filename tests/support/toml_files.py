@@ -41,7 +41,7 @@ from gateway.config.model_settings import (
 )
 from gateway.config.settings import HUGGING_FACE, DiscoverySettings, Settings
 from gateway.config.tables import MODELS, SECTIONS, KeyDefinition, keys_of
-from gateway.config.toml_file import Place
+from gateway.config.toml_locations import Place
 from tests.support.certificates import lasting_certificate
 
 Draw = Callable[..., Any]

@@ -133,11 +133,11 @@ def _texts(loaded: LoadedModel, prompts: list[list[int]], tokens: int) -> list[l
     """The tokens that follow each prompt, made in one batch."""
     rows = len(prompts)
     engine = BatchedEngine(loaded.model, (), rows, CacheRoom(measure_caches(loaded.model)))
-    texts: dict[str, list[int]] = {str(row): [] for row in range(rows)}
-    for row, prompt in zip(texts, prompts, strict=True):
+    answers: dict[str, list[int]] = {str(row): [] for row in range(rows)}
+    for row, prompt in zip(answers, prompts, strict=True):
         engine.add(Sequence(row, prompt, tokens, sampling=None, ignore_eos=True))
-    while any(len(text) < tokens for text in texts.values()):
+    while any(len(answer) < tokens for answer in answers.values()):
         for token in engine.step():
-            texts[token.request_id].append(token.token_id)
+            answers[token.request_id].append(token.token_id)
     engine.close()
-    return list(texts.values())
+    return list(answers.values())

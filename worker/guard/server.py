@@ -64,7 +64,7 @@ class CommandServer:
         read, write = os.pipe()
         try:
             self._first = subprocess.Popen(
-                [self._filled(text) for text in order.command],
+                [self._filled(argument) for argument in order.command],
                 stdin=subprocess.DEVNULL,
                 stdout=write,
                 stderr=write,

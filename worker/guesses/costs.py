@@ -74,15 +74,15 @@ class StepCosts:
         """The tokens a second with so many rows, divided by those with half as many rows. None: one
         of the two was not measured.
         """
-        half, all_ = (self._seconds.get((_rows(number), 1)) for number in (rows // 2, rows))
+        half, all_ = (self._seconds.get((_rows(row_count), 1)) for row_count in (rows // 2, rows))
         return None if half is None or all_ is None else 2 * half / all_
 
     def _known_ratio(self, rows: int, width: int) -> float | None:
-        measured = (self._ratio(number, width) for number in _nearest(_rows(rows)))
-        return next((number for number in measured if number is not None), None)
+        measured = (self._ratio(row_count, width) for row_count in _nearest(_rows(rows)))
+        return next((ratio for ratio in measured if ratio is not None), None)
 
     def _ratio(self, rows: int, width: int) -> float | None:
-        alone, wide = (self._seconds.get((rows, number)) for number in (1, width))
+        alone, wide = (self._seconds.get((rows, step_width)) for step_width in (1, width))
         return None if alone is None or wide is None else wide / alone
 
     def _record(self, size: tuple[int, int], *seconds: float) -> None:

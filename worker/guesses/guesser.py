@@ -226,8 +226,8 @@ class BatchGuesser:
             return self._rehearse(most, draft)
         guesses: list[list[int]] = []
         chances: list[_Chance] = []
-        for item, token, count in zip(rows, first, most, strict=True):
-            row, forced = self._rows[item], self._forced(item)
+        for index, token, count in zip(rows, first, most, strict=True):
+            row, forced = self._rows[index], self._forced(index)
             if len(forced) > 1 and forced[0] == token:
                 guesses.append(forced[1 : count + 1])
                 chances.append(_Chance(len(guesses[-1]), _FORCED_SHARE, 1.0))
@@ -255,10 +255,10 @@ class BatchGuesser:
     def _rehearse(self, most: Sequence[int], draft: DraftGuesses) -> list[list[int]]:
         """Guesses of the rehearsed width. The drafter guesses, too, until its cost is known."""
         width = self._costs.rehearsed or 1
-        counts = [min(self._drafts.tokens, width - 1, number) for number in most]
+        counts = [min(self._drafts.tokens, width - 1, count) for count in most]
         if any(counts) and not self._costs.is_measured(len(most), DRAFTED):
             draft(counts)
-        return [[_WRONG] * min(width - 1, number) for number in most]
+        return [[_WRONG] * min(width - 1, count) for count in most]
 
     def _draft_chances(self, rows: Sequence[int], most: Iterable[int]) -> list[_Chance]:
         return [
@@ -273,11 +273,13 @@ class BatchGuesser:
     def _draft_try(self, rows: int) -> _Plan | None:
         """The next step, if it tries the drafter although it seems not to pay; else None."""
         most = min(_TRIED_TOKENS // rows, self._most_width(rows), self._drafts.tokens + 1)
-        width = max((number for number in WIDTHS if number <= most), default=1)
+        width = max(
+            (possible_width for possible_width in WIDTHS if possible_width <= most), default=1
+        )
         if width == 1:
             return None
         self._undrafted += 1
-        known = all(self._costs.is_known(rows, number) for number in (DRAFTED, width))
+        known = all(self._costs.is_known(rows, step_width) for step_width in (DRAFTED, width))
         doubled = min(self._draft_tries, _MOST_DOUBLED)
         if self._undrafted < (_TRIED_AGAIN << doubled if known else _TRIED_SOON):
             return None

@@ -136,7 +136,7 @@ class RowShifts:
 
     @classmethod
     def merge(cls, each: Sequence[RowShifts]) -> RowShifts:
-        return cls([shift for one in each for shift in one.shifts])
+        return cls([shift for row_shifts in each for shift in row_shifts.shifts])
 
 
 def shift_row(caches: Sequence[object], shift: int) -> None:

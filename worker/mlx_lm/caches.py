@@ -217,9 +217,9 @@ def takes_padding(model: Any) -> bool:
     states = zip(leaves_of(alone), leaves_of(padded), strict=True)
     return all(
         mx.allclose(alone_state, padded_state[:1], rtol=1e-2, atol=1e-3).item()
-        for one, other in states
-        if isinstance(one, ArraysCache)
-        for alone_state, padded_state in zip(one.cache, other.cache, strict=True)
+        for alone_leaf, padded_leaf in states
+        if isinstance(alone_leaf, ArraysCache)
+        for alone_state, padded_state in zip(alone_leaf.cache, padded_leaf.cache, strict=True)
     )
 
 

@@ -167,7 +167,7 @@ class Drafting:
                 and known.seen >= self._first(row)
             ):
                 keep.append(place)
-        self._group.advance([-number for number in gone])
+        self._group.advance([-count for count in gone])
         self._filter(keep)
 
     def _start_rows(self, rows: Sequence[DraftedRow]) -> bool:
@@ -247,21 +247,24 @@ class Drafting:
         return guesses
 
     def _see(
-        self, all_rows: list[DraftedRow], numbers: list[range]
+        self, all_rows: list[DraftedRow], token_ranges: list[range]
     ) -> tuple[mx.array, mx.array | None]:
         """Let each row see some of its tokens. Returns their logits, (rows, tokens, vocabulary),
         and the drafter's states.
         """
-        lengths = [len(number) for number in numbers]
+        lengths = [len(token_range) for token_range in token_ranges]
         padded = [
-            row.since(number.start)[: len(number)] + [0] * (max(lengths) - len(number))
-            for row, number in zip(all_rows, numbers, strict=True)
+            row.since(token_range.start)[: len(token_range)]
+            + [0] * (max(lengths) - len(token_range))
+            for row, token_range in zip(all_rows, token_ranges, strict=True)
         ]
         hidden = None
         if self._drafter.needs_states:
             states = [
-                row.states.between(number.start - 1, number.stop - 1) if number else None
-                for row, number in zip(all_rows, numbers, strict=True)
+                row.states.between(token_range.start - 1, token_range.stop - 1)
+                if token_range
+                else None
+                for row, token_range in zip(all_rows, token_ranges, strict=True)
             ]
             hidden = _padded(states, max(lengths))
         return self._pass(mx.array(padded), hidden, lengths)

@@ -113,7 +113,7 @@ class RowLengths:
         """
         # Some models ask for more than their caches keep.
         window = min(
-            (number for number in (window, self.window) if number is not None), default=None
+            (tokens for tokens in (window, self.window) if tokens is not None), default=None
         )
         begin, end = self.seen_slots(width)
         if self.same and not as_array and (window is None or end - begin <= window):

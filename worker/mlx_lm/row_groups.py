@@ -161,7 +161,7 @@ class RowGroup:
             return list(range(len(self)))
         self.move_rows()
         count, retained = len(keep), set(keep)
-        behind = (number for number in keep if number >= count)
+        behind = (place for place in keep if place >= count)
         self.places = [place if place in retained else next(behind) for place in range(count)]
         for lengths in self.lengths:
             ordered = lengths.of(self.places)

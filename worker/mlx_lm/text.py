@@ -109,10 +109,10 @@ def spell_added_tokens(tokenizer: Any) -> None:
         return
     letters = set(ByteLevel.alphabet())
     spelling = ByteLevel(add_prefix_space=False, use_regex=False)
-    for text, token_id in tokenizer.get_added_vocab().items():
-        if not letters.issuperset(text):
+    for token, token_id in tokenizer.get_added_vocab().items():
+        if not letters.issuperset(token):
             # All detokenizers of the tokenizer share this list.
-            detokenizer.tokenmap[token_id] = spelling.pre_tokenize_str(text)[0][0]
+            detokenizer.tokenmap[token_id] = spelling.pre_tokenize_str(token)[0][0]
 
 
 def detokenizer_after(prompt_ids: list[int], tokenizer: Any) -> Detokenizer:

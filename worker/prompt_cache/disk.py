@@ -334,8 +334,8 @@ def _arrays(rest: memoryview, header: _Header) -> Sequence[mx.array]:
     for shape, name in zip(header.shapes, header.dtypes, strict=True):
         dtype = getattr(mx, name)
         bytes_ = dtype.size
-        for number in shape:
-            bytes_ *= number
+        for length in shape:
+            bytes_ *= length
         if not bytes_:
             arrays.append(mx.zeros(shape, dtype))
             continue

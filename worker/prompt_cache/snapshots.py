@@ -39,11 +39,11 @@ def superfluous(depths: Sequence[int], spared: Container[int]) -> list[int]:
     """
     going = []
     before = 0
-    for number, after in pairwise(depths):
-        if number not in spared and after - before <= depths[-1] - after:
-            going.append(number)
+    for depth, after in pairwise(depths):
+        if depth not in spared and after - before <= depths[-1] - after:
+            going.append(depth)
         else:
-            before = number
+            before = depth
     return going
 
 

@@ -14,7 +14,7 @@ from worker.mlx_lm.generator import Generator, NewRow, Sampler, Tap
 from worker.mlx_lm.macos import wiring
 from worker.prompt_cache.blocks import Block, Cutter
 from worker.ranks.group import join, split_model, versions
-from worker.ranks.lead import finish_step, following
+from worker.ranks.lead import finish_step, receiving_sampler
 from worker.ranks.links import (
     CloseBatch,
     CutBlocks,
@@ -51,10 +51,10 @@ def follow(link: FollowerLink, rank: int, should_stop: Callable[[], bool]) -> No
 
 
 def _follow(
-    link: FollowerLink, rank: int, begin: LoadPart, should_stop: Callable[[], bool]
+    link: FollowerLink, rank: int, load_order: LoadPart, should_stop: Callable[[], bool]
 ) -> None:
     try:
-        group, loaded = _load(rank, begin, should_stop)
+        group, loaded = _load(rank, load_order, should_stop)
     except ModelError as error:
         link.send(PartFailed(error.reason, error.permanent))
         # Rank 0 tells the gateway, which ends all ranks. Wait for that.
@@ -63,42 +63,44 @@ def _follow(
     except LoadAbandonedError:
         return
     link.send(PartLoaded())
-    mirror = _mirror(group, loaded, begin.load)
+    follower = _make_follower(group, loaded, load_order.load)
     del loaded
     try:
-        while (order := link.receive(should_stop)) is not None and mirror.obey(order):
+        while (order := link.receive(should_stop)) is not None and follower.obey(order):
             continue
     finally:
-        mirror.close()
+        follower.close()
 
 
-def _load(rank: int, begin: LoadPart, should_stop: Callable[[], bool]) -> tuple[Any, LoadedModel]:
+def _load(
+    rank: int, load_order: LoadPart, should_stop: Callable[[], bool]
+) -> tuple[Any, LoadedModel]:
     """Make a group with the other ranks, and load this rank's part of the model. Raises:
     ModelError, LoadAbandonedError.
     """
-    ranks = begin.load.ranks
+    ranks = load_order.load.ranks
     if ranks is None:
-        raise ModelError("Rank 0 has sent nothing to follow.")
+        raise ModelError("Rank 0 has sent a load without ranks.")
     group = join(ranks, rank)
 
     def part(model: Any, config: dict[str, Any]) -> None:
         split_model(model, config, group, ranks.split)
 
-    return group, load(begin.load.path, lambda _done, _total: None, should_stop, part=part)
+    return group, load(load_order.load.path, lambda _done, _total: None, should_stop, part=part)
 
 
-def _mirror(group: Any, loaded: LoadedModel, command: Load) -> Mirror:
-    """Make the mirror of rank 0, with this rank's part of the model."""
+def _make_follower(group: Any, loaded: LoadedModel, command: Load) -> Follower:
+    """Make the follower, with this rank's part of the model."""
     caches = Caches(loaded.model, command.kv_bits)
     if command.wire:
         wiring.wire(loaded.weight_bytes, read_device())
     limits = limits_of(command, measure(caches.run, caches.make), loaded.weight_bytes)
-    return Mirror(caches.model, Cutter(caches.run, caches.make), limits, following(group))
+    return Follower(caches.model, Cutter(caches.run, caches.make), limits, receiving_sampler(group))
 
 
-class Mirror:
-    """Repeats the computations of rank 0 in the same order, since the collective operations of all
-    ranks must meet. Only the thread that owns MLX calls the methods.
+class Follower:
+    """Repeats the computations of rank 0 in the same order: a collective operation ends only when
+    all ranks take part. Only the thread that owns MLX calls the methods.
     """
 
     def __init__(self, model: Any, cutter: Cutter, limits: WorkerLimits, sampler: Sampler) -> None:
@@ -134,18 +136,19 @@ class Mirror:
                 self._blocks[number] = self._cutter.snapshot(*self._row_caches(place))
             case JoinBlocks(blocks, snapshot, number):
                 self._joined[number] = self._cutter.join(
-                    [self._blocks[block] for block in blocks],
+                    [self._blocks[block_number] for block_number in blocks],
                     None if snapshot is None else self._blocks[snapshot],
                 )
             case ForgetBlocks(numbers):
-                for index in numbers:
-                    del self._blocks[index]
+                for block_number in numbers:
+                    del self._blocks[block_number]
             case SetLimit(limit_bytes, beside_bytes):
                 self._limits.set_limit(limit_bytes, beside_bytes)
                 trim()
             case TrimMemory():
                 trim()
             case LoadPart() | EndRank():
+                # A process loads one model. A second load shows that the ranks have come apart.
                 return False
         return True
 

@@ -29,6 +29,7 @@ from worker.ranks.links import (
     RemoveRows,
     RowPlace,
     SetLimit,
+    Stage,
     StepBatch,
     TakeSnapshot,
     TrimMemory,
@@ -37,9 +38,9 @@ from worker.system.errors import ModelError
 
 
 class RankLeader:
-    """The load of a model of several ranks, as rank 0 does it. `gather` sets `lead`."""
+    """The load of a model of several ranks, as rank 0 does it. `gather` sets `orders`."""
 
-    lead: Lead
+    orders: FollowerOrders
 
     def __init__(self, command: Load, on_lost: Callable[[int], None]) -> None:
         """Another thread calls `on_lost` with the number of a rank that is lost.
@@ -55,7 +56,7 @@ class RankLeader:
             ("pictures", command.pictures),
         ):
             if asked:
-                raise ModelError(f"{key}: a model of several ranks can't have that.")
+                raise ModelError(f"{key}: a model of several ranks can't have this key.")
         self._command = command
         self._ranks = command.ranks
         self._on_lost = on_lost
@@ -74,7 +75,7 @@ class RankLeader:
         ranks = msgspec.structs.replace(self._ranks, keys=(b"", b""))
         self._link.send(LoadPart(msgspec.structs.replace(self._command, ranks=ranks)))
         self._group = join(self._ranks, 0)
-        self.lead = Lead(self._link, self._group)
+        self.orders = FollowerOrders(self._link, self._group)
 
     def part(self, model: Any, config: dict[str, Any]) -> None:
         """Reduce a model to the part of rank 0. Raises: ModelError."""
@@ -95,8 +96,10 @@ class RankLeader:
             self._on_lost(rank)
 
 
-class Lead:
-    """Tells the followers all operations of rank 0. Only the engine thread calls the methods."""
+class FollowerOrders:
+    """Sends the orders by which the followers repeat all operations of rank 0. Only the engine
+    thread calls the methods.
+    """
 
     def __init__(self, link: LeaderLink, group: Any) -> None:
         self._link = link
@@ -127,7 +130,7 @@ class Lead:
     def generator(self, tap: Tap, sampler: Sampler, rows: int, prompts: int) -> LeadingGenerator:
         number = self.next_numbers(1)
         self.send(OpenBatch(number, rows, prompts))
-        sampler = leading(sampler, self._group)
+        sampler = sending_sampler(sampler, self._group)
         made = LeadingGenerator(self, number, tap, sampler, rows, prompts)
         self._generators[number] = made
         return made
@@ -151,7 +154,7 @@ class Lead:
         for number, generator in self._generators.items():
             if (place := generator.place(caches, row)) is not None:
                 return RowPlace(number, *place)
-        raise RuntimeError("A row is to be cached that is in no batch.")
+        raise RuntimeError("The row to cache is in no batch.")
 
     def next_numbers(self, count: int) -> int:
         """Reserve so many numbers; returns the first."""
@@ -181,41 +184,54 @@ class LeadingGenerator(Generator):
     """A batch of rank 0 whose operations the followers repeat."""
 
     def __init__(
-        self, lead: Lead, number: int, tap: Tap, sampler: Sampler, rows: int, prompts: int
+        self,
+        orders: FollowerOrders,
+        number: int,
+        tap: Tap,
+        sampler: Sampler,
+        rows: int,
+        prompts: int,
     ) -> None:
         super().__init__(tap, sampler, rows, prompts, lends=False)
-        self._lead = lead
+        self._orders = orders
         self._number = number
         # The caches of rows that ended with the last step.
         self._ended: dict[int, RowCaches] = {}
 
     def insert(self, row: NewRow) -> int:
-        joined, ends = self._lead.joined(row.caches), list(row.stop_token_ids)
-        self._lead.send(InsertRow(self._number, row.segments, row.max_tokens, ends, joined))
+        joined, ends = self._orders.joined(row.caches), list(row.stop_token_ids)
+        self._orders.send(InsertRow(self._number, row.segments, row.max_tokens, ends, joined))
         return super().insert(row)
 
     def remove(self, rows: list[int]) -> None:
-        self._lead.send(RemoveRows(self._number, rows))
+        self._orders.send(RemoveRows(self._number, rows))
         super().remove(rows)
 
     def step(self, chunk: int = 0, *, watched: bool = False) -> StepResult:
-        self._lead.send(StepBatch(self._number, chunk, watched))
+        self._orders.send(StepBatch(self._number, chunk, watched))
         stepped = super().step(chunk, watched=watched)
         finish_step(self.tap, watched=watched)
         self._ended = stepped.ended
         return stepped
 
     def close(self) -> None:
+        # This order comes last: a close is no collective operation, so the followers needn't close
+        # their batches at the same time.
         super().close()
-        self._lead.close_batch(self._number)
+        self._orders.close_batch(self._number)
 
-    def place(self, caches: list[Any], row: int) -> Any:
+    def place(self, caches: list[Any], row: int) -> tuple[Stage, int] | None:
+        """The stage of the row in this batch, and its index there. None: the caches are not of this
+        batch.
+        """
         if caches is self.answer_caches:
             return "answer", row
         if caches is self.prompt_caches:
             return "prompt", row
-        ended = (("ended", uid) for uid, at_end in self._ended.items() if at_end.caches is caches)
-        return next(ended, None)
+        for uid, row_caches in self._ended.items():
+            if row_caches.caches is caches:
+                return "ended", uid
+        return None
 
 
 class LeadingCutter(Cutter):
@@ -223,35 +239,37 @@ class LeadingCutter(Cutter):
     more.
     """
 
-    def __init__(self, lead: Lead, model: Any, make_caches: Callable[[], list[Any]]) -> None:
+    def __init__(
+        self, orders: FollowerOrders, model: Any, make_caches: Callable[[], list[Any]]
+    ) -> None:
         super().__init__(model, make_caches)
-        self._lead = lead
+        self._orders = orders
 
     def cut(self, caches: list[Any], row: int, first: int, last: int) -> list[Block]:
-        number = self._lead.next_numbers(last - first)
-        self._lead.send(CutBlocks(self._lead.place(caches, row), first, last, number))
+        number = self._orders.next_numbers(last - first)
+        self._orders.send(CutBlocks(self._orders.place(caches, row), first, last, number))
         blocks = super().cut(caches, row, first, last)
-        self._lead.number_blocks(blocks, number)
+        self._orders.number_blocks(blocks, number)
         return blocks
 
     def snapshot(self, caches: list[Any], row: int) -> Block:
-        number = self._lead.next_numbers(1)
-        self._lead.send(TakeSnapshot(self._lead.place(caches, row), number))
+        number = self._orders.next_numbers(1)
+        self._orders.send(TakeSnapshot(self._orders.place(caches, row), number))
         block = super().snapshot(caches, row)
-        self._lead.number_blocks([block], number)
+        self._orders.number_blocks([block], number)
         return block
 
     def join(self, blocks: Sequence[Block], snapshot: Block | None) -> list[Any]:
-        number = self._lead.next_numbers(1)
-        numbers = [self._lead.number_of(block) for block in blocks]
-        of_snapshot = None if snapshot is None else self._lead.number_of(snapshot)
-        self._lead.send(JoinBlocks(numbers, of_snapshot, number))
+        number = self._orders.next_numbers(1)
+        numbers = [self._orders.number_of(block) for block in blocks]
+        of_snapshot = None if snapshot is None else self._orders.number_of(snapshot)
+        self._orders.send(JoinBlocks(numbers, of_snapshot, number))
         caches = super().join(blocks, snapshot)
-        self._lead.record_joined(caches, number)
+        self._orders.record_joined(caches, number)
         return caches
 
 
-def leading(sampler: Sampler, group: Any) -> Sampler:
+def sending_sampler(sampler: Sampler, group: Any) -> Sampler:
     """A sampler of rank 0 that also gives its tokens to the followers. This is a part of MLX's lazy
     computation, so the next step begins without a wait for the tokens.
     """
@@ -263,7 +281,7 @@ def leading(sampler: Sampler, group: Any) -> Sampler:
     return sample
 
 
-def following(group: Any) -> Sampler:
+def receiving_sampler(group: Any) -> Sampler:
     """A sampler of a follower. It gets rank 0's tokens from a sum over all ranks, to which
     followers add zeros.
     """

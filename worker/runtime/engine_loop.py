@@ -34,7 +34,7 @@ from protocol.life import (
 from worker.engines.room import CacheRoom, ContextInForce, WorkerLimits
 from worker.engines.row_batch import PREFILL_ROWS
 from worker.engines.sequence import Engine, Sequence, Token
-from worker.ranks.lead import Lead
+from worker.ranks.lead import FollowerOrders
 from worker.runtime.engine_thread import (
     EngineCommand,
     EngineStep,
@@ -73,7 +73,7 @@ class EngineLoop:
         engine: Engine,
         limits: WorkerLimits,
         context: ContextInForce,
-        lead: Lead | None = None,
+        orders: FollowerOrders | None = None,
         warming: WarmUp | None = None,
     ) -> None:
         self._thread = thread
@@ -81,7 +81,7 @@ class EngineLoop:
         self._recovery = GpuRecovery(engine.recompute_all)
         self._limits = limits
         self._context = context
-        self._lead = lead
+        self._orders = orders
         self._warming = warming
         self._sent: Need | None = None
         self._memory_read_at = 0.0
@@ -157,8 +157,8 @@ class EngineLoop:
         self._thread.figures.active = self._thread.figures.waiting = 0
         self._engine.store_blocks()
         self._thread.figures.memory = read_memory()
-        if self._lead is not None:
-            self._lead.rest()
+        if self._orders is not None:
+            self._orders.rest()
         warming = self._warming
         quiet_s = None if warming is None or warming.is_over else warming.quiet_s
         command = self._thread.next_command(wait=True, at_most_s=quiet_s)
@@ -209,8 +209,8 @@ class EngineLoop:
     def _set_limit(self, limit: Limit) -> None:
         before_bytes = self._limits.mlx_bytes
         self._limits.set_limit(limit.limit_bytes, limit.beside_bytes)
-        if self._lead is not None:
-            self._lead.set_limit(limit.limit_bytes, limit.beside_bytes)
+        if self._orders is not None:
+            self._orders.set_limit(limit.limit_bytes, limit.beside_bytes)
         set_bound(limit.bound, self._limits.room, self._context)
         # Even the same limit may leave less for MLX, since drivers hold memory beside MLX's
         # account, as pools on CUDA.

@@ -394,7 +394,7 @@ def _adjustments(
     generate: Generate, loaded: LoadedModel, prompt_tokens: int, most_tokens: int
 ) -> Adjustments | None:
     sampling = generate.sampling
-    _check_ids("logit_bias", (number for number, _ in sampling.logit_bias), loaded.vocabulary)
+    _check_ids("logit_bias", (token_id for token_id, _ in sampling.logit_bias), loaded.vocabulary)
     _check_ids("allowed_token_ids", sampling.allowed_token_ids, loaded.vocabulary)
     _check_ids("stop_token_ids", sampling.stop_token_ids, loaded.vocabulary)
     banned = banned_sequences(sampling.bad_words, loaded.tokenizer)
@@ -448,7 +448,7 @@ def find_boundaries(generate: Generate, prompt_ids: list[int], template: ChatTem
     places = places or [len(prompt_ids)]
     depths = {start // BLOCK_TOKENS for start in template.message_starts(prompt_ids)}
     chosen = spread(depths, max(places) // BLOCK_TOKENS)
-    return [*places, *(number * BLOCK_TOKENS for number in chosen)]
+    return [*places, *(depth * BLOCK_TOKENS for depth in chosen)]
 
 
 def _common(one: list[int], other: list[int]) -> int:

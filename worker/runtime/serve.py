@@ -44,7 +44,7 @@ from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.disk import Disk
 from worker.prompt_cache.path import Paths, root_key
-from worker.ranks.lead import Lead, LeadingCutter, RankLeader
+from worker.ranks.lead import FollowerOrders, LeadingCutter, RankLeader
 from worker.runtime.engine_loop import EngineLoop, set_bound
 from worker.runtime.engine_thread import EngineThread, Look, ModelReady, RankLoss
 from worker.runtime.prompts import PreparedRequest, prepare
@@ -103,8 +103,8 @@ def _serve_model(thread: EngineThread, command: Load, device: Device) -> None:
             leader = RankLeader(command, lambda rank: thread.emit(RankLoss(rank)))
             leader.gather(thread.should_finish)
         served = _load(thread, command, device, leader)
-        lead = None if leader is None else leader.lead
-        _run(thread, served, lead, started_at, awaited=command.awaited)
+        orders = None if leader is None else leader.orders
+        _run(thread, served, orders, started_at, awaited=command.awaited)
     except ModelError as error:
         logger.warning("The load failed: %s", error.reason, exc_info=error.__cause__)
         thread.emit(LoadFailed(reason=error.reason, permanent=error.permanent))
@@ -217,10 +217,10 @@ def _try(
         vectors = make_vectors(loaded, command.path, limits.room, command.stall_s, thread.emit)
     context = _context(command, loaded, vectors, shape)
     set_bound(command.bound, limits.room, context)
-    lead = None if leader is None else leader.lead
+    orders = None if leader is None else leader.orders
     text = None
     if caches is not None:
-        text = _make_text(thread, loaded, command, limits.room, caches, lead, draft, trial)
+        text = _make_text(thread, loaded, command, limits.room, caches, orders, draft, trial)
     return ModelServing(loaded, limits, context, text, vectors)
 
 
@@ -231,7 +231,7 @@ def _no_pass(folder: Path, error: Exception) -> str:
 def _run(
     thread: EngineThread,
     served: ModelServing,
-    lead: Lead | None,
+    orders: FollowerOrders | None,
     started_at: float,
     *,
     awaited: bool,
@@ -261,7 +261,7 @@ def _run(
         )
         thread.figures.memory = ready.memory
         thread.emit(ModelReady(ready, served.prepare))
-        EngineLoop(thread, engine, limits, context, lead, warming).run()
+        EngineLoop(thread, engine, limits, context, orders, warming).run()
     finally:
         engine.close()
         if text is not None and text.prompt_cache is not None:
@@ -287,16 +287,16 @@ def _make_text(
     command: Load,
     room: CacheRoom,
     caches: Caches,
-    lead: Lead | None,
+    orders: FollowerOrders | None,
     draft: Draft | None,
     trial: BatchingTrial | None,
 ) -> TextServing:
-    if lead is None:
+    if orders is None:
         cutter = Cutter(caches.run, caches.make)
     else:
-        cutter = LeadingCutter(lead, caches.run, caches.make)
+        cutter = LeadingCutter(orders, caches.run, caches.make)
     # With several ranks no prompt is stored, since each rank has only a part of it.
-    store = _open_store(command) if cutter.can_restore and lead is None else None
+    store = _open_store(command) if cutter.can_restore and orders is None else None
     root = prompt_root(loaded, command)
     paths = Paths(root, store, needs_snapshots=cutter.needs_snapshots)
     disk = None
@@ -312,7 +312,7 @@ def _make_text(
             room,
             prompt_cache,
             command.stall_s,
-            Generator if lead is None else lead.generator,
+            Generator if orders is None else orders.generator,
             guesses=command.guesses,
             draft=draft,
             vision=caches.model if looks else None,

@@ -57,13 +57,15 @@ class Filters:
         top_p = [rows[index].top_p for index in ranked]
         top_k = [rows[index].top_k for index in ranked]
         # All sums are over the whole vocabulary, so that a row's don't depend on other rows.
-        self._sums = any(number < 1.0 for number in top_p)
+        self._sums = any(probability < 1.0 for probability in top_p)
         self._by_numpy = self._sums and on_cpu and vocabulary > _SMALL_VOCABULARY
         self._largest = vocabulary if self._sums else max(top_k, default=0)
         # 2 stands for no top_p, since no sum of probabilities reaches 2.
-        self._top_p = mx.array([number if number < 1.0 else 2.0 for number in top_p])[:, None]
+        self._top_p = mx.array(
+            [probability if probability < 1.0 else 2.0 for probability in top_p]
+        )[:, None]
         self._beyond_top_k = mx.array(
-            [self._largest - (number or self._largest) for number in top_k], dtype=mx.int32
+            [self._largest - (count or self._largest) for count in top_k], dtype=mx.int32
         )[:, None]
 
     def least_allowed(self, logprobs: mx.array, largest: mx.array) -> mx.array | None:
@@ -168,7 +170,7 @@ class Xtc:
         return changed
 
     def _spared(self, rows: Sequence[RowSampling]) -> mx.array | None:
-        pairs = [(row, number) for row, of in enumerate(rows) for number in of.xtc_spared]
+        pairs = [(row, token_id) for row, of in enumerate(rows) for token_id in of.xtc_spared]
         if not pairs:
             return None
         spared = mx.zeros((len(rows), self._vocabulary), dtype=mx.bool_)

@@ -161,7 +161,7 @@ class LogprobWriter:
 
     def _top(self, score: Score) -> tuple[Alternative, ...]:
         return tuple(
-            Alternative(self._bytes(number), _finite(value)) for number, value in score.top
+            Alternative(self._bytes(token_id), _finite(value)) for token_id, value in score.top
         )
 
 

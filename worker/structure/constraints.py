@@ -180,9 +180,7 @@ class Constraints:
             return Thinking(None, at_last_message, eos, open=True)
         if format_.reasoning is None:
             return None
-        start, end = (
-            tokenizer.encode(text, add_special_tokens=False) for text in format_.reasoning
-        )
+        start, end = (tokenizer.encode(tag, add_special_tokens=False) for tag in format_.reasoning)
         opened = opening_state(prompt_ids, tokenizer, format_) == "reasoning"
         # A tag of ordinary tokens can't be told from text that the constraint may allow, and none
         # comes within a text that goes on.

@@ -349,7 +349,7 @@ def possible_calls(
     tag = begin.group()
 
     def lines(known: Mapping[str, int]) -> Iterator[str]:
-        others = {text: number for text, number in known.items() if text != tag}
+        others = {text: token_id for text, token_id in known.items() if text != tag}
         if tag in known:
             yield f"start: (REST | {_sequence(tag, known)} block{' | other' if others else ''})*"
         else:
@@ -405,7 +405,7 @@ def _rules(form: CallForm, functions: list[Function], special: Mapping[str, int]
 
 def _sequence(text: str, special: Mapping[str, int], arguments: str = "") -> str:
     """A text in Lark: special tokens, strings, and rules in place of the text's holes."""
-    parts = [re.escape(text) for text in sorted(special, key=len, reverse=True)]
+    parts = [re.escape(token) for token in sorted(special, key=len, reverse=True)]
     pieces = re.split(f"({'|'.join([*map(re.escape, _HOLES), *parts])})", text)
     written = []
     for piece in pieces:
@@ -423,8 +423,8 @@ def _sequence(text: str, special: Mapping[str, int], arguments: str = "") -> str
 def _any_token(special: Mapping[str, int]) -> str:
     """Any one of the special tokens, in Lark, as ranges of ids."""
     ids = sorted(set(special.values()))
-    begins = [identifier for identifier in ids if identifier - 1 not in special.values()]
-    ends = [number for number in ids if number + 1 not in special.values()]
+    begins = [token_id for token_id in ids if token_id - 1 not in special.values()]
+    ends = [token_id for token_id in ids if token_id + 1 not in special.values()]
     ranges = [f"{begin}-{end}" for begin, end in zip(begins, ends, strict=True)]
     return f"<[{','.join(ranges)}]>"
 
@@ -433,7 +433,7 @@ def one_line(reason: str) -> str:
     """The error in llguidance's message, without the lines of the grammar that it quotes."""
     lines = reason.replace("<non-verbose/>", "").splitlines()
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    quoted = [line for line, text in enumerate(lines) if _QUOTED.match(text)]
+    quoted = [number for number, line in enumerate(lines) if _QUOTED.match(line)]
     text = " ".join(" ".join(errors or lines[: quoted[0] if quoted else None]).split())
     # llguidance's advice names an option that clients don't have.
     text = text.replace(_ONE_OF_ADVICE, "Send anyOf, or options that differ in type or a const")

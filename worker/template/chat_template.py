@@ -91,7 +91,7 @@ class ChatTemplate:
             return None
         added = set(self._tokenizer.get_added_vocab().values())
         alike = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
-        return next((number for number, _ in reversed(list(alike)) if number in added), None)
+        return next((token_id for token_id, _ in reversed(list(alike)) if token_id in added), None)
 
     def text(
         self,

@@ -81,9 +81,7 @@ def opening_header(prompt_ids: list[int], tokenizer: Any) -> str | None:
     starts = tokenizer.encode(_START, add_special_tokens=False)
     size = len(starts)
     places = range(len(prompt_ids) - size, -1, -1)
-    place = next(
-        (number for number in places if prompt_ids[number : number + size] == starts), None
-    )
+    place = next((place for place in places if prompt_ids[place : place + size] == starts), None)
     if place is None:
         return None
     # An answer may go on in a message that the prompt has begun.

@@ -137,8 +137,8 @@ def _bound(format_: AnswerFormat, tokenizer: Any, *, calls: bool) -> Callable[[i
     if calls:
         tags += [block.start for block in format_.blocks]
     ids = [tokenizer.encode(tag, add_special_tokens=False) for tag in tags]
-    openers = frozenset(identifier[0] for identifier in ids if len(identifier) == 1)
-    if calls and any(len(identifier) > 1 for identifier in ids):
+    openers = frozenset(tag_ids[0] for tag_ids in ids if len(tag_ids) == 1)
+    if calls and any(len(tag_ids) > 1 for tag_ids in ids):
         # One token can't show a tag of several tokens. Text shows that there was no tag.
         return lambda _, spoken: spoken
     return lambda token_id, _: token_id not in openers

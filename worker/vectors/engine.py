@@ -20,8 +20,10 @@ from worker.engines.room import CacheRoom, compiles_kernels, largest_chunk
 from worker.engines.sequence import BrokenSequence, Engine, EngineNeed, Sequence, Token
 from worker.engines.turns import SharerSeconds
 from worker.guesses.costs import StepCosts
+from worker.vectors.backbones import Backbone, PaddedTexts
+from worker.vectors.heads import PoolHead
 from worker.vectors.jobs import TextPlace, TokenizedText, VectorJob, VectorKind, WaitingTexts
-from worker.vectors.model import Backbone, PaddedTexts, Pool, PoolHead
+from worker.vectors.pooling import Pool
 
 # The vectors in one message, well within a worker's frame.
 _PART_BYTES: Final = 512 << 10

@@ -16,20 +16,11 @@ from worker.load.loading import LoadedModel
 from worker.mlx_embeddings import scores
 from worker.mlx_lm.text import tokenizer_inside
 from worker.system.errors import ModelError, PromptError
+from worker.vectors.backbones import Backbone, Decoder, Encoder
 from worker.vectors.engine import VectorEngine
+from worker.vectors.heads import ClassHead, PoolHead, VectorHead, YesHead
 from worker.vectors.jobs import TokenizedText, VectorJob, VectorKind
-from worker.vectors.model import (
-    Backbone,
-    ClassHead,
-    Decoder,
-    Encoder,
-    PoolHead,
-    Recipe,
-    RecipeError,
-    VectorHead,
-    YesHead,
-    read_recipe,
-)
+from worker.vectors.recipe import Recipe, RecipeError, read_recipe
 
 # Vocabularies have runs of spaces as single tokens. The longest known run has 128 spaces.
 _MOST_CHARACTERS_PER_TOKEN: Final = 128

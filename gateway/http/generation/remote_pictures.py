@@ -34,8 +34,8 @@ Network = IPv4Network | IPv6Network
 # The special-purpose addresses of IANA's registries (RFC 6890) in July 2026, and multicast. The
 # table in Python differs from version to version, and lacks 6to4 and the prefixes of translators.
 _SPECIAL_IPV4: Final = tuple(
-    IPv4Network(text)
-    for text in (
+    IPv4Network(network)
+    for network in (
         "0.0.0.0/8",
         "10.0.0.0/8",
         "100.64.0.0/10",
@@ -57,8 +57,8 @@ _SPECIAL_IPV4: Final = tuple(
 # translators (RFC 8215).
 _UNICAST: Final = IPv6Network("2000::/3")
 _SPECIAL_IPV6: Final = tuple(
-    IPv6Network(text)
-    for text in (
+    IPv6Network(network)
+    for network in (
         "2001::/23",  # Protocols, with Teredo (RFC 4380), benchmarks and ORCHID among them.
         "2001:db8::/32",
         "2002::/16",  # 6to4 (RFC 3056): leads to any IPv4 address.
@@ -95,8 +95,8 @@ def is_public(text: str, excluded: Collection[Network] = ()) -> bool:
 def own_networks() -> list[Network]:
     """The networks of this machine's interfaces. Machines in these may have public addresses."""
     networks: list[Network] = []
-    for interface in psutil.net_if_addrs().values():
-        for snicaddr in interface:
+    for addresses in psutil.net_if_addrs().values():
+        for snicaddr in addresses:
             try:
                 address = ip_interface(snicaddr.address.partition("%")[0])
             except ValueError:

@@ -107,8 +107,14 @@ def tools_of(
     last = dict(zip(names, bodies, strict=True))
     offered = [tool for name, tool in last.items() if name in allowed]
     return Tools(
-        definitions=_definitions(e for e in offered if e.function.name not in mentioned),
-        mentioned=_definitions(e for e in offered if e.function.name in mentioned),
+        definitions=_definitions(
+            function_body
+            for function_body in offered
+            if function_body.function.name not in mentioned
+        ),
+        mentioned=_definitions(
+            function_body for function_body in offered if function_body.function.name in mentioned
+        ),
         choice=mode,
         name=name,
         parallel=parallel,

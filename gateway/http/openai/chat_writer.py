@@ -68,7 +68,10 @@ def chat_logprobs(tokens: Sequence[TokenLogprob]) -> ChatLogprobs:
                 _text(token.text),
                 token.logprob,
                 list(token.text),
-                [TopLogprobBody(_text(t.text), t.logprob, list(t.text)) for t in token.top],
+                [
+                    TopLogprobBody(_text(top_token.text), top_token.logprob, list(top_token.text))
+                    for top_token in token.top
+                ],
             )
             for token in tokens
         ]
@@ -87,7 +90,10 @@ def completion_logprobs(
     return CompletionLogprobs(
         texts,
         [token.logprob for token in tokens],
-        [{_text(t.text): t.logprob for t in token.top} or None for token in tokens],
+        [
+            {_text(top_token.text): top_token.logprob for top_token in token.top} or None
+            for token in tokens
+        ],
         offsets,
     )
 
@@ -97,7 +103,7 @@ def _text(token: bytes) -> str:
     try:
         return token.decode()
     except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{number:02x}" for number in token)
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
 
 
 class PromptTokensDetails(Struct):

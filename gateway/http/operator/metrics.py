@@ -158,9 +158,12 @@ def _histogram(
     name: str, about: str, histograms: Mapping[str, Histogram], label: str = MODEL
 ) -> Metric:
     family = HistogramMetricFamily(_PREFIX + name, about, labels=(label,) if label else ())
-    for value, histogram in histograms.items():
-        buckets = [("+Inf" if math.isinf(b) else str(b), n) for b, n in histogram.buckets()]
-        family.add_metric((value,) if label else (), buckets, histogram.sum)
+    for label_value, histogram in histograms.items():
+        buckets = [
+            ("+Inf" if math.isinf(bound) else str(bound), count)
+            for bound, count in histogram.buckets()
+        ]
+        family.add_metric((label_value,) if label else (), buckets, histogram.sum)
     return family
 
 
@@ -188,7 +191,11 @@ def _gauges(status: Status) -> Iterator[Metric]:
         values = [((model.id,), getattr(model, field)) for model in models]
         yield _gauge(name, about, (MODEL,), values)
     for name, field, about in _WORKER:
-        values = [((m.id,), getattr(m.worker, field)) for m in models if m.worker is not None]
+        values = [
+            ((model.id,), getattr(model.worker, field))
+            for model in models
+            if model.worker is not None
+        ]
         yield _gauge(f"worker_{name}", about, (MODEL,), values)
     yield _gauge(
         "prompt_cache_bytes",

@@ -310,10 +310,10 @@ def _rest(total_bytes: int, known: list[int | None]) -> int | None:
     """The total without the known bytes. At least 0, since readings of different moments may exceed
     the total. None if a value is unknown.
     """
-    for number in known:
-        if number is None:
+    for bytes_ in known:
+        if bytes_ is None:
             return None
-        total_bytes -= number
+        total_bytes -= bytes_
     return max(0, total_bytes)
 
 

@@ -272,7 +272,7 @@ class TextAnswer(Reply):
         if not names:
             return []
         text = ", ".join(names).encode("ascii", "backslashreplace")
-        printable = bytes(number if 32 <= number < 127 else 32 for number in text)
+        printable = bytes(byte if 32 <= byte < 127 else 32 for byte in text)
         if len(printable) > _LONGEST_HEADER:
             printable = printable[:_LONGEST_HEADER] + b", and others"
         return [(NOT_ENFORCED, printable)]

@@ -38,7 +38,7 @@ def allowed_values(kind: Any, path: str) -> str:
         kinds = [alternative for kind in kinds for alternative in _alternatives(kind)]
         if name and place == len(steps) - 1 and (tags := list(_tags(kinds, name))):
             return _listed(tags)
-        kinds = [item for inner in kinds for item in _within(inner, name)]
+        kinds = [member for kind in kinds for member in _within(kind, name)]
     values = (alternative for kind in kinds for alternative in _alternatives(kind))
     return _listed(
         [value for kind in values if isinstance(kind, inspect.LiteralType) for value in kind.values]
@@ -71,7 +71,7 @@ def _tags(kinds: list[inspect.Type], name: str) -> Iterator[Any]:
 
 
 def _listed(values: list[Any]) -> str:
-    words = [repr(fromkey) for fromkey in dict.fromkeys(values)][:_MOST]
+    words = [repr(value) for value in dict.fromkeys(values)][:_MOST]
     return ", ".join(words)
 
 

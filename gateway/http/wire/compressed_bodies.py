@@ -156,7 +156,7 @@ class CompressedBodies:
             await self._app(scope, receive, send)
             return
         named = ",".join(Headers(scope=scope).getlist("content-encoding")).lower().split(",")
-        codings = [text.strip().removeprefix("x-") for text in named]
+        codings = [coding.strip().removeprefix("x-") for coding in named]
         match [name for name in codings if name not in ("", "identity")]:
             case []:
                 await self._app(scope, receive, send)

@@ -65,8 +65,8 @@ class Departure:
         """Give up everything but the clients that are connected here."""
         messages = self._successor.messages
         self._server.afterwards = self.forward_signal
-        for number in SENT_ON:
-            signal.signal(number, self.forward_signal)
+        for signal_number in SENT_ON:
+            signal.signal(signal_number, self.forward_signal)
         self._relay.open(messages.send)
         self._tasks.start(self._listen(), "successor")
         self._server.stop_listening()

@@ -29,8 +29,8 @@ def _stand_in(descriptor: int) -> int:
     # Workers that the replaced gateway had started are still children of this process. It does not
     # wait for them, so the kernel must reap them.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
-        signal.signal(number, forward)
+    for signal_number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
+        signal.signal(signal_number, forward)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, range(1, 32))
     status = 1
     while True:
@@ -121,7 +121,7 @@ class StandInChannel:
             loop.remove_reader(self._socket)
             signalled(signal.SIGTERM)
         now = loop.time()
-        for number in numbers:
-            self._sent_on_at[number] = now
-            if now - self._direct_at.get(number, -_SAME_S) >= _SAME_S:
-                signalled(number)
+        for signal_number in numbers:
+            self._sent_on_at[signal_number] = now
+            if now - self._direct_at.get(signal_number, -_SAME_S) >= _SAME_S:
+                signalled(signal_number)

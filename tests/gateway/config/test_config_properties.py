@@ -26,7 +26,7 @@ from gateway.config.model_settings import ModelSettings
 from gateway.config.read import Configuration, read_configuration
 from gateway.config.settings import DiscoverySettings, Flags
 from gateway.config.tables import MODELS, SECTIONS, KeyDefinition, keys_of, label
-from gateway.config.toml_file import Place
+from gateway.config.toml_locations import Place
 from tests.support.toml_files import Draw, Plan, Spelled, Written, kind_of, list_of, plans, written
 
 Read = Callable[[str], Configuration]

@@ -44,10 +44,13 @@ def test_groups_name_companions_and_rivals() -> None:
     assert groups.companions_of({"a", "b"}) == {"a", "b", "c"}
     assert groups.rivals({"d"}) == {"c", "e"}
     assert groups.rivals({"a", "c"}) == {"d"}
-    assert groups.concerned("a") == {"b", "c", "e"}
-    assert groups.concerned("d") == {"a", "e"}
+    assert groups.counted_with("a") == {"b", "c", "e"}
+    assert groups.counted_with("d") == {"a", "e"}
     assert (groups.reserved("e"), groups.reserved("c")) == (True, False)
-    assert [groups.between(*pair) for pair in (("d", "e"), ("c", "e"))] == [groups.all[2], None]
+    assert [groups.swap_group_of(*pair) for pair in (("d", "e"), ("c", "e"))] == [
+        groups.all[2],
+        None,
+    ]
     assert groups.reserving == (groups.all[3],)
     assert not Groups().all
 

@@ -6,7 +6,7 @@ import tomllib
 
 import pytest
 
-from gateway.config.toml_file import Locations, Place
+from gateway.config.toml_locations import Locations, Place
 
 TEXT = r"""
 a.b."c.d" = 1 # e = 2

@@ -148,7 +148,7 @@ class TestNamesThatStay:
 
     def start(self, file: Path, present: Configuration) -> Configuration:
         finder = Finder()
-        finder.recall(file)
+        finder.read_names(file)
         found = finder.with_found(present)
         finder.store_names()
         return found
@@ -165,7 +165,7 @@ class TestNamesThatStay:
             "a-org/Same is served as a-org/Same, as mlx-community/Same has the name Same.",
         )
         finder = Finder()
-        finder.recall(file)
+        finder.read_names(file)
         third = finder.with_found(present)
         assert (sources(third), third.news) == (expected, ())
         entry = look_up(entries(finder, third), "a-org/Same")
@@ -192,7 +192,7 @@ class TestNamesThatStay:
     ) -> None:
         cached(cache, "b/Same")
         present, finder = configuration(("huggingface",)), Finder()
-        finder.recall(file)
+        finder.read_names(file)
         finder.with_found(present)
         finder.store_names()
         file.unlink()
@@ -213,7 +213,7 @@ class TestNamesThatStay:
     def test_a_reload_writes_what_is_new(self, cache: Path, file: Path) -> None:
         cached(cache, "b/Same")
         present, finder = configuration(("huggingface",)), Finder()
-        finder.recall(file)
+        finder.read_names(file)
         finder.store_names()
         finder.with_found(present)
         cached(cache, "a/Same")

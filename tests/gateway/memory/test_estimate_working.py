@@ -21,7 +21,7 @@ from gateway.system.memory import BackEnd, back_end
 from protocol.model_files import encoder_of
 from tests.support.minilm import minilm
 from worker.mlx_embeddings import classes_of
-from worker.vectors.model import Encoder, PaddedTexts
+from worker.vectors.backbones import Encoder, PaddedTexts
 
 TOKENS: Final = 32_000
 HALF: Final = 2

@@ -219,7 +219,7 @@ class World(RuleBasedStateMachine):
     def requests(self, number: int, length_s: int, size: int, count: int, prompt_s: int) -> None:
         model = self._model(number)
         # What could never fit is refused by the worker: its context is bounded by this.
-        concerned = self.admission.ledger.groups.concerned(model.name)
+        concerned = self.admission.ledger.groups.counted_with(model.name)
         staying = sum(
             e.floor
             for e in self.models.values()

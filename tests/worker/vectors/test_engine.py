@@ -16,9 +16,11 @@ from worker.engines.batched_engine import BatchedEngine
 from worker.engines.room import NO_CACHES, BatchSize, CacheRoom, measure
 from worker.engines.sequence import Sequence
 from worker.load.loading import load_weights
+from worker.vectors.backbones import Decoder, Encoder
 from worker.vectors.engine import NoText, VectorEngine, WithVectors
+from worker.vectors.heads import VectorHead
 from worker.vectors.jobs import TokenizedText, VectorJob, VectorKind
-from worker.vectors.model import Decoder, Encoder, Recipe, VectorHead
+from worker.vectors.recipe import Recipe
 
 MODELS = Path(__file__).with_name("models")
 TEXTS = [TokenizedText(load["tokens"]) for load in json.loads((MODELS / "texts.json").read_text())]

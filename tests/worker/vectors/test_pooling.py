@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from worker.vectors.model import Pool, Pooling
+from worker.vectors.pooling import Pool, Pooling
 
 LENGTHS = [7, 3, 12, 1]
 SKIPPED = [2, 0, 5, 0]

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from protocol.answers import RequestFailed
@@ -16,9 +17,10 @@ from tests.support.minilm import minilm
 from tests.support.shapes import DEMO
 from worker.engines.room import Context
 from worker.load.loading import read_tokenizer
+from worker.vectors.heads import VectorHead
 from worker.vectors.jobs import VectorJob
 from worker.vectors.making import VectorTokenizer
-from worker.vectors.model import Recipe, RecipeError, read_recipe
+from worker.vectors.recipe import Recipe, RecipeError, read_recipe
 
 CONTEXT = Context(40, " Memory has no more.")
 PROMPTS = {"query": "query: ", "passage": "passage: ", "topic": "topic: "}
@@ -230,3 +232,10 @@ def test_files_without_a_word(tmp_path: Path) -> None:
 def test_unsupported_files_are_explained(tmp_path: Path, files: dict[str, Any]) -> None:
     with pytest.raises(RecipeError):
         read_recipe(_write(tmp_path, files), {}, "mean")
+
+
+def test_layer_without_a_weight_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), {"linear.bias": mx.zeros(4)})
+    with pytest.raises(RecipeError, match=r"has no linear\.weight"):
+        VectorHead(Recipe(("mean",), dense=(tmp_path,)))

@@ -14,9 +14,10 @@ from protocol.answers import Embedded
 from worker.engines.room import NO_CACHES, CacheRoom
 from worker.load.loading import load_weights
 from worker.mlx_embeddings import scores
+from worker.vectors.backbones import Decoder, Encoder, PaddedTexts
 from worker.vectors.engine import VectorEngine
+from worker.vectors.heads import ClassHead
 from worker.vectors.jobs import TokenizedText, VectorJob
-from worker.vectors.model import ClassHead, Decoder, Encoder, PaddedTexts
 
 MODELS = Path(__file__).with_name("models")
 _TEXTS = json.loads((MODELS / "texts.json").read_text())
