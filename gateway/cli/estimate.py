@@ -234,17 +234,17 @@ def _difference(running: _Running, draft: DraftConfiguration, answer: _Estimate)
     have read the same one.
     """
     theirs = running.reading.config
-    own = None if draft.file is None else str(draft.file.absolute())
-    if (theirs.file, theirs.digest) == (own, draft.digest):
+    draft_file = None if draft.file is None else str(draft.file.absolute())
+    if (theirs.file, theirs.digest) == (draft_file, draft.digest):
         return None
     read = theirs.file or "no file"
-    here = own or "no file"
-    if theirs.file == own:
-        here = "the present contents of the file"
+    draft_source = draft_file or "no file"
+    if theirs.file == draft_file:
+        draft_source = "the present contents of the file"
     if answer.gateway is not None:
-        but = f", and not by {here}" if here != "no file" else ""
+        but = f", and not by {draft_source}" if draft_source != "no file" else ""
         return f"This is by the running gateway, which has read {read}{but}."
-    return f"This is by {here}, and not by the running gateway, which has read {read}."
+    return f"This is by {draft_source}, and not by the running gateway, which has read {read}."
 
 
 def _printed(model: str, answer: _Estimate) -> dict[str, object]:

@@ -53,12 +53,12 @@ def search_command(gateway: GatewayClient, *, words: tuple[str, ...], as_json: b
         print_json(find(gateway, text))
         return
     with rest_shown(gateway):
-        found = find(gateway, text)
-    if not found.results:
-        raise CommandError(f"The hub has no model for {found.query!r}: try fewer words.")
-    if found.dated is not None:
-        click.echo(f"{about_well_known(found)}\n")
-    print_table(stdout_console(), table(found.results))
+        findings = find(gateway, text)
+    if not findings.results:
+        raise CommandError(f"The hub has no model for {findings.query!r}: try fewer words.")
+    if findings.dated is not None:
+        click.echo(f"{about_well_known(findings)}\n")
+    print_table(stdout_console(), table(findings.results))
 
 
 def find(gateway: GatewayClient, text: str) -> Findings:
@@ -78,16 +78,18 @@ def rest_shown(gateway: GatewayClient) -> Iterator[None]:
         known = find(gateway, "")
         click.echo(f"\n{about_well_known(known)}\n", err=True)
         print_table(stderr_console(), table(known.results))
-        here = ", ".join(model.ids[0] for model in entries(gateway) if model.ids)
-        models = f"On this machine: {here}" if here else "There is no model on this machine"
+        model_ids = ", ".join(model.ids[0] for model in entries(gateway) if model.ids)
+        models = (
+            f"On this machine: {model_ids}" if model_ids else "There is no model on this machine"
+        )
         click.echo(printable(f"\n{models}."), err=True)
         raise click.exceptions.Exit(error.exit_code) from error
 
 
-def about_well_known(found: Findings) -> str:
+def about_well_known(findings: Findings) -> str:
     return (
-        f"Well-known models, by a list of {found.dated}. {format_size(found.possible_bytes)} of "
-        "memory can be had for one; `bulkhead search WORDS` asks the hub for others."
+        f"Well-known models, by a list of {findings.dated}. {format_size(findings.possible_bytes)} "
+        "of memory can be had for one; `bulkhead search WORDS` asks the hub for others."
     )
 
 

@@ -133,12 +133,12 @@ class Finder:
         earlier search found, and that are gone now, are left out. Blocks.
         """
         settings = configuration.settings
-        own = {
+        configured = {
             model_id: model
             for model_id, model in settings.models.items()
             if model_id not in configuration.discovered
         }
-        located = {model_id: configuration.located[model_id] for model_id in own}
+        located = {model_id: configuration.located[model_id] for model_id in configured}
         paths = {located_model.path for located_model in located.values()}
         repositories = {path for path in paths if not path.startswith("/")}
         for repository in repositories:
@@ -154,7 +154,7 @@ class Finder:
             and not served & {model.source, model.folder}
             and _is_allowed(model, settings.gateway.allow)
         ]
-        taken = {*own, *(alias for model in own.values() for alias in model.aliases)}
+        taken = {*configured, *(alias for model in configured.values() for alias in model.aliases)}
         names, sentences = self._named(claimants, taken, settings.discovery.discover, views)
         models = {
             given[0]: ModelSettings(path=source, aliases=tuple(given[1:]))
@@ -162,8 +162,8 @@ class Finder:
         }
         return msgspec.structs.replace(
             configuration,
-            settings=msgspec.structs.replace(settings, models=own | models),
-            located=located | {model_id: Located(found.path) for model_id, found in models.items()},
+            settings=msgspec.structs.replace(settings, models=configured | models),
+            located=located | {model_id: Located(model.path) for model_id, model in models.items()},
             discovered=frozenset(models),
             names=names.holders,
             news=tuple(sentences),
@@ -177,7 +177,7 @@ class Finder:
         places: Iterable[str],
         views: list[_View],
     ) -> tuple[Names, list[str]]:
-        """The names of the models, and what is to be said of them."""
+        """The names of the models, and sentences about changes of names."""
         before = rehomed(self._holders.names, self._holders.folders, claimants)
         removed = {home for view in views for home in view.removed}
         left = {name: home for name, home in before.items() if home not in removed}
@@ -258,11 +258,11 @@ class Finder:
         self._complained.add(place)
 
 
-def _broken(found: Iterable[FoundModel], names: Names) -> dict[str, str]:
+def _broken(found_models: Iterable[FoundModel], names: Names) -> dict[str, str]:
     """Why models that once had a name aren't served now, by their names."""
     problems = {
         claim.home: model.description.problem
-        for model in found
+        for model in found_models
         for claim in model.claims
         if model.description.problem is not None
     }
@@ -273,12 +273,12 @@ def _real_folder(repository: str) -> str:
     return os.path.realpath(find_folder(repository))
 
 
-def _merged(found: Iterable[FoundModel]) -> list[FoundModel]:
+def _merged(found_models: Iterable[FoundModel]) -> list[FoundModel]:
     """The models without repetitions. A model to which links lead has their names, and is removed
     where it really is.
     """
     alike: dict[str, list[FoundModel]] = {}
-    for model in found:
+    for model in found_models:
         alike.setdefault(model.folder, []).append(model)
     return [_joined(models) for models in alike.values()]
 

@@ -59,9 +59,9 @@ class QuantizedCache(CacheList):  # type: ignore[misc]  # mlx-lm is untyped
 
     def of(self, caches: Iterable[Any]) -> QuantizedCache:
         """The same kind of cache with other packed numbers, scales and biases."""
-        made = copy(self)
-        made.caches = tuple(caches)
-        return made
+        quantized = copy(self)
+        quantized.caches = tuple(caches)
+        return quantized
 
 
 class QuantizingModel:
@@ -135,8 +135,8 @@ class RowShifts:
         return RowShifts(self.shifts[row : row + 1])
 
     @classmethod
-    def merge(cls, each: Sequence[RowShifts]) -> RowShifts:
-        return cls([shift for one in each for shift in one.shifts])
+    def merge(cls, caches: Sequence[RowShifts]) -> RowShifts:
+        return cls([shift for cache in caches for shift in cache.shifts])
 
 
 def shift_row(caches: Sequence[object], shift: int) -> None:

@@ -128,9 +128,9 @@ class Lead:
         number = self.next_numbers(1)
         self.send(OpenBatch(number, rows, prompts))
         sampler = leading(sampler, self._group)
-        made = LeadingGenerator(self, number, tap, sampler, rows, prompts)
-        self._generators[number] = made
-        return made
+        generator = LeadingGenerator(self, number, tap, sampler, rows, prompts)
+        self._generators[number] = generator
+        return generator
 
     def close_batch(self, number: int) -> None:
         if self._generators.pop(number, None) is not None:

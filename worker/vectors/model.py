@@ -327,7 +327,7 @@ class Decoder:
 
     @classmethod
     def of(cls, model: Any) -> Decoder | None:
-        """The decoder of a model; None: the model's backbone can't be told from its head."""
+        """The decoder of a model; None: the model's backbone can't be separated from its head."""
         backbone = trunk_of(model)
         return None if backbone is None else cls(model, backbone)
 
