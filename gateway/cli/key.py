@@ -273,7 +273,9 @@ def _turn_off_here(state_dir: Path | None, *, yes: bool) -> None:
     """Remove the keys of a state folder with which no gateway runs."""
     settings, _ = local_settings(state_dir)
     with _local_file(state_dir) as file:
-        listed = msgspec.structs.replace(_listed(file), kept=why_keys_stay(settings.gateway))
+        listed = msgspec.structs.replace(
+            _listed(file), why_required=why_keys_stay(settings.gateway)
+        )
         if _agreed(listed, yes=yes):
             file.remove()
             click.echo(_OFF)
