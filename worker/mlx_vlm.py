@@ -78,14 +78,14 @@ def inputs(
     Raises:
         Exception: each processor fails in its own way on shapes or numbers that it doesn't accept.
     """
-    made: dict[str, Any] = prepare_inputs(
+    arrays: dict[str, Any] = prepare_inputs(
         processor,
         images=list(images),
         prompts=text,
         image_token_index=config.get("image_token_index"),
         add_special_tokens=should_add_special_tokens(config["model_type"].lower(), processor),
     )
-    return made
+    return arrays
 
 
 def picture_token(processor: Any, config: dict[str, Any]) -> int | None:
@@ -115,9 +115,9 @@ def make_caches(language: Any) -> list[Any]:
     return [_as_mlx_lms(layer) for layer in cache.make_prompt_cache(language)]
 
 
-def _as_mlx_lms(each: Any) -> Any:
-    is_states = type(each) is cache.ArraysCache
-    return _States(len(each.cache)) if is_states else as_mlx_lms(each)
+def _as_mlx_lms(layer_cache: Any) -> Any:
+    is_states = type(layer_cache) is cache.ArraysCache
+    return _States(len(layer_cache.cache)) if is_states else as_mlx_lms(layer_cache)
 
 
 def forget_positions(language: Any, shifts: mx.array | None = None) -> None:

@@ -126,7 +126,7 @@ def _made_ready(gateway: GatewayClient, model_id: str) -> str:
     name = printable(model_id)
     model = gateway.model(model_id)
     if model.state != "ready" and model.state not in _NOT_BY_ITSELF and not model.is_upstreams:
-        # Only operators give orders. A load that failed is told below.
+        # Only operators give orders. A failed load is reported below.
         with contextlib.suppress(CommandError):
             carried_out(gateway, "load", model_id, OrderOptions())
         model = gateway.model(model_id)

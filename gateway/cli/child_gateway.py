@@ -111,15 +111,15 @@ def _child(folder: Path, *arguments: str) -> Iterator[ChildGateway]:
 
 def _folder() -> tempfile.TemporaryDirectory[str]:
     """Make a folder in TMPDIR, or in /tmp if TMPDIR would make the paths of sockets too long."""
-    made = tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True)
+    folder = tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True)
     try:
-        endpoint(StateDir(Path(made.name) / _STATE).longest_socket_path)
+        endpoint(StateDir(Path(folder.name) / _STATE).longest_socket_path)
     except EndpointError:
-        made.cleanup()
+        folder.cleanup()
         return tempfile.TemporaryDirectory(
             prefix=_PREFIX, dir=_SHORT_FOLDER, ignore_cleanup_errors=True
         )
-    return made
+    return folder
 
 
 @contextlib.contextmanager

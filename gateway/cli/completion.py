@@ -59,7 +59,7 @@ def complete_model(
     """Ids and aliases that begin with `incomplete`, of the gateway that the command line names;
     empty if the gateway doesn't answer in time.
     """
-    found: list[str] = []
+    names: list[str] = []
 
     def ask() -> None:
         try:
@@ -67,7 +67,7 @@ def complete_model(
             key = params.get("admin_key_file") or params.get("admin_key")
             reach = find_gateway(url, key, *local_settings(None))
             with reach.client() as gateway:
-                found.extend(model_names(gateway))
+                names.extend(model_names(gateway))
         except Exception:
             # A traceback would spoil the typed line. The verb reports the failure when it runs.
             return
@@ -77,4 +77,4 @@ def complete_model(
     thread.start()
     thread.join(_DEADLINE_S)
     # Shells split completions at spaces, so names with spaces are left out.
-    return [name for name in found if name.startswith(incomplete) and not set(name) & set(" \t")]
+    return [text for text in names if text.startswith(incomplete) and not set(text) & set(" \t")]

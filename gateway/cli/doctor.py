@@ -127,19 +127,21 @@ def doctor_command(flags: Flags, *, as_json: bool, throughput: bool, mac: bool) 
             _print_mac(as_json=as_json)
             return
         installation = Installation(flags, os.environ)
-        found = []
+        all_findings = []
         console = stdout_console()
         for check in checks:
             with _shown(check, console, quiet=as_json):
                 for finding in findings(check, installation):
-                    found.append(finding)
+                    all_findings.append(finding)
                     if not as_json:
                         _print(console, finding)
-    severity = worst(found)
+    severity = worst(all_findings)
     if as_json:
-        print_json({"worst": severity, "findings": found})
+        print_json({"worst": severity, "findings": all_findings})
     else:
-        _print_summary(console, found, gateway_runs=installation.running().holder is not None)
+        _print_summary(
+            console, all_findings, gateway_runs=installation.running().holder is not None
+        )
     sys.exit(EXIT_STATUS[severity])
 
 
@@ -205,13 +207,13 @@ def _print_row(console: Console, mark: Text, text: str) -> None:
     console.print(row)
 
 
-def _print_summary(console: Console, found: list[Finding], *, gateway_runs: bool) -> None:
+def _print_summary(console: Console, findings: list[Finding], *, gateway_runs: bool) -> None:
     count = {
-        severity: sum(finding.severity is severity for finding in found) for severity in Severity
+        severity: sum(finding.severity is severity for finding in findings) for severity in Severity
     }
     runs = "" if gateway_runs else " No gateway runs."
-    if count[Severity.OK] == len(found):
-        console.print(f"All is well: {len(found)} findings.{runs}")
+    if count[Severity.OK] == len(findings):
+        console.print(f"All is well: {len(findings)} findings.{runs}")
         return
     errors, warnings = _plural(count[Severity.ERROR], "error"), count[Severity.WARNING]
     console.print(f"{errors}, {_plural(warnings, 'warning')}, {count[Severity.OK]} ok.{runs}")

@@ -59,8 +59,12 @@ def find_gateway(
     """
     address = address_of(state_dir)
     if address is None or (url is not None and not _same(url, address.url)):
-        here = settings.gateway
-        return GatewayAccess(url or near_url(here.host, here.port, tls=here.tls), key, None)
+        server = settings.gateway
+        return GatewayAccess(
+            url or near_url(server.host, server.port, tls=server.tls),
+            key,
+            None,
+        )
     return GatewayAccess(
         address.url,
         key or admin_key(state_dir.admin_key_path),

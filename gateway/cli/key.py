@@ -78,7 +78,7 @@ def _check_expires(
 def _check_models(
     _context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]
 ) -> tuple[str, ...] | None:
-    found: dict[str, None] = {}
+    all_names: dict[str, None] = {}
     for text in texts:
         names = dict.fromkeys(filter(None, (word.strip() for word in text.split(","))))
         if not names:
@@ -86,8 +86,8 @@ def _check_models(
             raise click.BadParameter(
                 f"{text!r} names no model: name one, or leave --models out for all of them."
             )
-        found |= names
-    return tuple(found) or None
+        all_names |= names
+    return tuple(all_names) or None
 
 
 def _takes_terms(verb: Callable[..., None]) -> Callable[..., None]:
@@ -273,7 +273,9 @@ def _turn_off_here(state_dir: Path | None, *, yes: bool) -> None:
     """Remove the keys of a state folder with which no gateway runs."""
     settings, _ = local_settings(state_dir)
     with _local_file(state_dir) as file:
-        listed = msgspec.structs.replace(_listed(file), kept=why_keys_stay(settings.gateway))
+        listed = msgspec.structs.replace(
+            _listed(file), why_required=why_keys_stay(settings.gateway)
+        )
         if _agreed(listed, yes=yes):
             file.remove()
             click.echo(_OFF)

@@ -87,7 +87,7 @@ def serving(
 
 
 def _unconfigured(name: str) -> str | None:
-    """The folder or repository of this name that a gateway serves only if it is told to."""
+    """The folder or repository of this name that a gateway serves only if it is asked to."""
     if (folder := _named_folder(name)) is not None:
         return str(folder)
     settings = local_settings(None)[0]

@@ -70,8 +70,8 @@ def reaches_gateway(
             if admin_key_file is not None:
                 raise click.UsageError("Give either --admin-key or --admin-key-file.")
             click.echo(_SEEN, err=True)
-        found = find_gateway(url, admin_key_file or admin_key, *local_settings(None))
-        with interruptible(), found.client() as gateway:
+        access = find_gateway(url, admin_key_file or admin_key, *local_settings(None))
+        with interruptible(), access.client() as gateway:
             verb(gateway, *args, **kwargs)
 
     return with_client

@@ -28,12 +28,12 @@ def page_command(gateway: GatewayClient) -> None:
     The address is printed, too: over ssh, or without a browser here, open it by hand. With API keys
     it has a code that works once, within a minute.
     """
-    made = gateway.read(gateway.send("POST", _CODES, timeout=ANSWER), PageCode)
+    page_code = gateway.read(gateway.send("POST", _CODES, timeout=ANSWER), PageCode)
     address = f"{gateway.url}/ui"
-    if made.code is not None:
-        address += f"#code={made.code}"
-    opened = _has_screen() and _open(address, secret=made.code is not None)
-    within = "" if made.code is None else f" once, within {made.expires_in_s:.0f} s"
+    if page_code.code is not None:
+        address += f"#code={page_code.code}"
+    opened = _has_screen() and _open(address, secret=page_code.code is not None)
+    within = "" if page_code.code is None else f" once, within {page_code.expires_in_s:.0f} s"
     sentence = (
         "The browser opens the page. This address opens it" if opened else "Open this address"
     )

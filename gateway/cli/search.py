@@ -53,12 +53,12 @@ def search_command(gateway: GatewayClient, *, words: tuple[str, ...], as_json: b
         print_json(find(gateway, text))
         return
     with rest_shown(gateway):
-        found = find(gateway, text)
-    if not found.results:
-        raise CommandError(f"The hub has no model for {found.query!r}: try fewer words.")
-    if found.dated is not None:
-        click.echo(f"{about_well_known(found)}\n")
-    print_table(stdout_console(), table(found.results))
+        findings = find(gateway, text)
+    if not findings.results:
+        raise CommandError(f"The hub has no model for {findings.query!r}: try fewer words.")
+    if findings.dated is not None:
+        click.echo(f"{about_well_known(findings)}\n")
+    print_table(stdout_console(), table(findings.results))
 
 
 def find(gateway: GatewayClient, text: str) -> Findings:
@@ -84,10 +84,10 @@ def rest_shown(gateway: GatewayClient) -> Iterator[None]:
         raise click.exceptions.Exit(error.exit_code) from error
 
 
-def about_well_known(found: Findings) -> str:
+def about_well_known(findings: Findings) -> str:
     return (
-        f"Well-known models, by a list of {found.dated}. {format_size(found.possible_bytes)} of "
-        "memory can be had for one; `bulkhead search WORDS` asks the hub for others."
+        f"Well-known models, by a list of {findings.dated}. {format_size(findings.possible_bytes)} "
+        "of memory can be had for one; `bulkhead search WORDS` asks the hub for others."
     )
 
 

@@ -92,12 +92,12 @@ def _read(path: Path) -> bytes:
 
 def _object(path: Path, content: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(content or b"{}")
+        value = json.loads(content or b"{}")
     except ValueError as error:
         raise OwnFileError(f"{path} isn't JSON without comments ({error})") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise OwnFileError(f"{path} has no JSON object")
-    return found
+    return value
 
 
 def _text(whole: dict[str, Any]) -> str:

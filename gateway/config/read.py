@@ -248,8 +248,8 @@ class _ConfigurationReading:
             if model.command and (MODELS, model_id, "command") not in self._wrong:
                 # The program takes the place of the folder.
                 program, folder = model.command[0], model.folder
-                sought[model_id, "path"] = each = Sought(f"program for {folder}", program)
-                looks[each] = functools.partial(find_program, program, folder)
+                sought[model_id, "path"] = sought_program = Sought(f"program for {folder}", program)
+                looks[sought_program] = functools.partial(find_program, program, folder)
         answers = places.locate(looks)
         located: dict[str, dict[str, str]] = {model_id: {} for model_id in settings.models}
         for (model_id, key), item in sought.items():

@@ -70,21 +70,21 @@ class Check(Struct, frozen=True):
 
 def findings(check: Check, installation: Installation) -> Iterator[Finding]:
     """Run a check on a thread, and yield its findings. A failure of the check is a finding, too."""
-    found: queue.Queue[Finding | None] = queue.Queue()
+    finding_queue: queue.Queue[Finding | None] = queue.Queue()
 
     def look() -> None:
         try:
             for finding in check.look(installation):
-                found.put(finding)
+                finding_queue.put(finding)
         except Exception as failure:
             why = " ".join(f"{type(failure).__name__}: {failure}".split())
-            found.put(_not_looked_at(check, why))
-        found.put(None)
+            finding_queue.put(_not_looked_at(check, why))
+        finding_queue.put(None)
 
     # A daemon thread, since a disk may let the check hang.
     threading.Thread(target=look, name=check.name, daemon=True).start()
     try:
-        while (finding := found.get(timeout=check.deadline_s)) is not None:
+        while (finding := finding_queue.get(timeout=check.deadline_s)) is not None:
             yield finding
     except queue.Empty:
         yield _not_looked_at(check, f"no answer within {check.deadline_s:g} s")

@@ -97,27 +97,31 @@ def judge_port(running: Running, host: str, port: int) -> Finding:
 
 def look_at_configuration_in_force(installation: Installation) -> Iterator[Finding]:
     file = installation.config_file
-    here = ConfigStatus(None if file is None else str(file.absolute()), installation.config_digest)
+    doctor_config = ConfigStatus(
+        None if file is None else str(file.absolute()), installation.config_digest
+    )
     status = installation.running().status
-    yield judge_configuration_in_force(None if status is None else status.config, here)
+    yield judge_configuration_in_force(None if status is None else status.config, doctor_config)
 
 
-def judge_configuration_in_force(running: ConfigStatus | None, here: ConfigStatus) -> Finding:
-    """`running` is what the gateway has read, `here` is what the doctor has read."""
+def judge_configuration_in_force(
+    running: ConfigStatus | None, doctor_config: ConfigStatus
+) -> Finding:
+    """`running` is what the gateway has read, `doctor_config` is what the doctor has read."""
     if running is None:
         return ok("in force", "No gateway runs that reports its configuration.")
-    if running.file != here.file:
+    if running.file != doctor_config.file:
         return warning(
             "in force",
             f"The gateway has read {running.file or 'no configuration file'}, and the doctor "
-            f"{here.file or 'none'}.",
+            f"{doctor_config.file or 'none'}.",
             "Give the doctor the same --config as `bulkhead serve`, or start the gateway with the "
             "other file.",
         )
-    if running.digest != here.digest:
+    if running.digest != doctor_config.digest:
         return warning(
             "in force",
-            f"{here.file} has changed since the gateway has read it.",
+            f"{doctor_config.file} has changed since the gateway has read it.",
             "`bulkhead config reload` applies the changes, or says which need a restart.",
         )
     return ok("in force", "The gateway and the doctor have read the same configuration.")
@@ -282,13 +286,13 @@ def look_at_leftovers(installation: Installation) -> Iterator[Finding]:
 
 def _leftovers(state_dir: StateDir, gateway_pid: int | None) -> list[Leftover]:
     """Recorded workers that run, but are no children of the running gateway."""
-    found = []
+    leftovers = []
     for record in WorkerRecords(state_dir.workers).records():
         pid = record.process.pid
         with contextlib.suppress(psutil.Error):
             if alive(record.process) and psutil.Process(pid).ppid() != gateway_pid:
-                found.append(Leftover(pid, record.name, _footprint_bytes(pid), is_stopped(pid)))
-    return found
+                leftovers.append(Leftover(pid, record.name, _footprint_bytes(pid), is_stopped(pid)))
+    return leftovers
 
 
 def _footprint_bytes(pid: int) -> int | None:

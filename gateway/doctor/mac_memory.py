@@ -184,9 +184,9 @@ def look_at_limits(within_s: float) -> Iterator[Observation]:
         "32 MB of buffers": times.small_cache_s / base,
         "none": times.no_cache_s / base,
     }
-    found = ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
+    text = ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
     holds = max(ratios["above"], ratios["32 MB of buffers"]) <= 1.25
-    yield Observation(f"times of {1000 * base:.1f} ms: {found}", holds)
+    yield Observation(f"times of {1000 * base:.1f} ms: {text}", holds)
 
 
 _MASKS: Final[tuple[Literal["array", "causal"], ...]] = ("array", "causal")
@@ -219,8 +219,10 @@ _MANY_ELEMENTS: Final = (1 << 31) + (1 << 26)
 def look_at_many_rows(within_s: float) -> Iterator[Observation]:
     with Probe(within_s) as probe:
         probe.environment()
-        found = probe.ask(Multiply(_ROWS), ComparedArray)
-    yield Observation(f"{found.wrong:,} of {found.elements:,} elements are wrong", found.wrong == 0)
+        compared = probe.ask(Multiply(_ROWS), ComparedArray)
+    yield Observation(
+        f"{compared.wrong:,} of {compared.elements:,} elements are wrong", compared.wrong == 0
+    )
 
 
 def look_at_large_array(within_s: float) -> Iterator[Observation]:
@@ -231,9 +233,9 @@ def look_at_large_array(within_s: float) -> Iterator[Observation]:
         # The parts and the joined array, one byte an element, and as much for other programs.
         if free_bytes < 4 * _MANY_ELEMENTS:
             raise ProbeError(f"{format_size(4 * _MANY_ELEMENTS)} of memory aren't free")
-        found = probe.ask(JoinArrays(_MANY_ELEMENTS), ComparedArray)
+        compared = probe.ask(JoinArrays(_MANY_ELEMENTS), ComparedArray)
     # Either is as assumed. Without a wrong one workers could make such arrays.
-    yield Observation(f"{found.wrong:,} of {found.elements:,} elements are wrong", True)
+    yield Observation(f"{compared.wrong:,} of {compared.elements:,} elements are wrong", True)
 
 
 @contextlib.contextmanager

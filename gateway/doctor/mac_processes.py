@@ -45,8 +45,8 @@ def look_at_imports(within_s: float) -> Iterator[Observation]:
     _imports_s((), within_s)
     texts = []
     for name, prefix in _QOS.items():
-        here = not prefix or shutil.which(prefix[0]) is not None
-        took = f"{_imports_s(prefix, within_s):.1f} s" if here else "not here"
+        has_program = not prefix or shutil.which(prefix[0]) is not None
+        took = f"{_imports_s(prefix, within_s):.1f} s" if has_program else "not here"
         texts.append(f"{name} {took}")
     yield Observation(", ".join(texts))
 
@@ -92,17 +92,17 @@ _LONG_TOKENS: Final = 8_000
 
 def look_at_speed(within_s: float) -> Iterator[Observation]:
     asked = Measure(_DEMO, "Once upon a time", 1 + _TOKENS, 2, _LONG_TOKENS, within_s / 4)
-    found = msgspec.json.decode(_answer("measure", asked, within_s), type=Measured)
+    measured = msgspec.json.decode(_answer("measure", asked, within_s), type=Measured)
     yield Observation(
-        f"the demo model makes {_TOKENS / found.seconds:.0f} tokens/s, and reads "
-        f"{found.long_tokens:,} at {found.long_tokens / found.long_seconds:.0f}"
+        f"the demo model makes {_TOKENS / measured.seconds:.0f} tokens/s, and reads "
+        f"{measured.long_tokens:,} at {measured.long_tokens / measured.long_seconds:.0f}"
     )
 
 
 def look_at_greedy_text(within_s: float) -> Iterator[Observation]:
     asked = Generated(_DEMO, tuple(f"Tell me {index} stories." for index in range(2, 10)), 100)
-    found = msgspec.json.decode(_answer("compare", asked, within_s), type=SameText)
-    yield Observation(f"{found.same} of {found.of} texts of 100 tokens are the same")
+    comparison = msgspec.json.decode(_answer("compare", asked, within_s), type=SameText)
+    yield Observation(f"{comparison.same} of {comparison.of} texts of 100 tokens are the same")
 
 
 def _answer(name: ErrandName, asked: msgspec.Struct, within_s: float) -> bytes:
@@ -116,12 +116,14 @@ def look_at_launchctl(_within_s: float) -> Iterator[Observation]:
     domains = {"gui": f"gui/{os.getuid()}", "user": f"user/{os.getuid()}", "system": "system"}
     try:
         session = run("launchctl", "managername").printed.strip()
-        found = {name: run("launchctl", "print", domain).status for name, domain in domains.items()}
+        statuses = {
+            name: run("launchctl", "print", domain).status for name, domain in domains.items()
+        }
     except ServiceError as error:
         raise ProbeError(str(error)) from error
-    text = ", ".join(f"{name} {number}" for name, number in found.items())
-    here = found["user"] == found["system"] == 0 and found["gui"] in (0, 112, 125)
-    yield Observation(f"{text}, in a session of the kind {session}", here)
+    text = ", ".join(f"{name} {number}" for name, number in statuses.items())
+    holds = statuses["user"] == statuses["system"] == 0 and statuses["gui"] in (0, 112, 125)
+    yield Observation(f"{text}, in a session of the kind {session}", holds)
 
 
 _MARK: Final = "BULKHEAD_MAC_PROBE"

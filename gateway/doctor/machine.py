@@ -235,8 +235,8 @@ def look_at_clock(installation: Installation) -> Iterator[Finding]:
         with contextlib.suppress(OSError):
             for path in folder.iterdir():
                 with contextlib.suppress(OSError):
-                    found = path.stat().st_mtime, path
-                    newest = found if newest is None else max(newest, found)
+                    dated_path = path.stat().st_mtime, path
+                    newest = dated_path if newest is None else max(newest, dated_path)
     yield judge_clock(time.time(), newest)
 
 
@@ -263,8 +263,8 @@ _BACK_ENDS: Final = ("mlx-cpu", "mlx-cuda", "mlx-cuda-12", "mlx-cuda-13")
 
 def look_at_python(_installation: Installation) -> Iterator[Finding]:
     try:
-        found = metadata.metadata(_DISTRIBUTION).get_all("Requires-Python")
-        wanted = found[0] if found else None
+        requirements = metadata.metadata(_DISTRIBUTION).get_all("Requires-Python")
+        wanted = requirements[0] if requirements else None
     except metadata.PackageNotFoundError:
         wanted = None
     yield judge_python(platform.python_version(), wanted, sys.platform, platform.machine())

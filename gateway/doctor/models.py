@@ -68,9 +68,9 @@ def look_at_models(installation: Installation) -> Iterator[Finding]:
             yield from _look_at_command(model_id, installation)
             continue
         try:
-            found = _located(model, installation.settings.gateway.allow)
-            check_reach(found)
-            located[model_id] = found
+            place = _located(model, installation.settings.gateway.allow)
+            check_reach(place)
+            located[model_id] = place
         except AwayError as failure:
             yield error(
                 _CHECK,
@@ -120,15 +120,15 @@ def _look_at_command(model_id: str, installation: Installation) -> Iterator[Find
     usable_bytes = budget_bytes(installation) - stranded_bytes
     try:
         program = find_program(model.command[0], model.folder)
-        found = estimate_of_command(model, learned)
+        estimate = estimate_of_command(model, learned)
     except (OSError, ValueError) as failure:
         remedy = f"Correct the command and the files of {model_id}, or install the program."
         yield error(_CHECK, f"{failure}", remedy, subject=model_id)
         return
     possible_bytes = possible_beside(model, settings, usable_bytes, learned).bytes
-    asks = f"asks for {format_size(found.bytes)}, {found.why}"
+    asks = f"asks for {format_size(estimate.bytes)}, {estimate.why}"
     trouble = installation.running().troubles.get(model_id)
-    if found.bytes > possible_bytes:
+    if estimate.bytes > possible_bytes:
         yield error(
             _CHECK,
             f"It {asks}, and {format_size(possible_bytes)} can be had.",
@@ -137,7 +137,7 @@ def _look_at_command(model_id: str, installation: Installation) -> Iterator[Find
         )
     elif trouble is not None:
         yield judge_trouble(model_id, trouble)
-    elif found.too_small is not None:
+    elif estimate.too_small is not None:
         yield warning(
             _CHECK,
             f"It {asks}.",
@@ -189,9 +189,9 @@ def read_examined(
         failure_text = f"no worker can run in {where}: {failure_text}"
     else:
         failure_text = f"nothing more is known about it: {failure_text}"
-    found: dict[str, Examined | str] = dict.fromkeys(model_ids, failure_text)
-    found.update(zip(model_ids, answers, strict=False))
-    return found
+    examined: dict[str, Examined | str] = dict.fromkeys(model_ids, failure_text)
+    examined.update(zip(model_ids, answers, strict=False))
+    return examined
 
 
 def _size(
@@ -199,7 +199,7 @@ def _size(
 ) -> Fit | None:
     """Whether the model fits into memory; None if its files allow no estimate of its size."""
     try:
-        _, found = whole(
+        _, estimate = whole(
             find_folder(source),
             model.context_tokens,
             settings.memory.ordinary_tokens,
@@ -207,7 +207,7 @@ def _size(
             learned,
             options_in(model),
         )
-        return fit(found, possible_beside(model, settings, usable_bytes, learned).bytes)
+        return fit(estimate, possible_beside(model, settings, usable_bytes, learned).bytes)
     except (EstimateError, OSError, ValueError):
         return None
 

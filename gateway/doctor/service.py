@@ -57,11 +57,11 @@ def users_service() -> InitSystem:
 
 def look_at_both(users: InitSystem) -> Iterator[Finding]:
     """Look at the account's service, of `users`, and at the system's service, of `users.other`."""
-    found = jobs(users)
+    service_jobs = jobs(users)
     for init in (users, users.other):
         yield from _look_at(init)
     one = users if known(users) else users.other
-    for evidence, remedy in duplicates(one, found):
+    for evidence, remedy in duplicates(one, service_jobs):
         yield warning(_CHECK, evidence, remedy)
     if not known(one):
         yield ok(_CHECK, "None is installed.")

@@ -148,11 +148,11 @@ def _measure(installation: Installation, running: Running) -> tuple[SpeedCompari
         later = _in_gateway(client, model)
         read.append(_prefilled_in_gateway(client, model, shell))
         beside = max(map(_requests, (before, _status(client))))
-    made = _TOKENS / max(shell.seconds, 1e-6)
-    long_made = shell.long_tokens / max(shell.long_seconds, 1e-6)
+    tokens_per_s = _TOKENS / max(shell.seconds, 1e-6)
+    long_tokens_per_s = shell.long_tokens / max(shell.long_seconds, 1e-6)
     return (
-        SpeedComparison(model, max(earlier, later), made, beside, busy),
-        SpeedComparison(model, max(read), long_made, beside, busy, shell.long_tokens),
+        SpeedComparison(model, max(earlier, later), tokens_per_s, beside, busy),
+        SpeedComparison(model, max(read), long_tokens_per_s, beside, busy, shell.long_tokens),
     )
 
 

@@ -40,8 +40,8 @@ def look_at_upstreams(installation: Installation) -> Iterator[Finding]:
         return
     running = installation.running()
     instance = None if running.status is None else running.status.instance
-    for name, found in asyncio.run(_ask_all(upstreams, instance)).items():
-        finding = judge_upstream(name, upstreams[name], found)
+    for name, answer in asyncio.run(_ask_all(upstreams, instance)).items():
+        finding = judge_upstream(name, upstreams[name], answer)
         of_gateway = running.refused.get(name)
         if finding.severity is Severity.OK and of_gateway is not None:
             finding = judge_refusal(name, of_gateway)
@@ -86,13 +86,13 @@ async def _version(upstream: Upstream) -> str | None:
 
 
 def judge_upstream(
-    name: str, settings: UpstreamSettings, found: UpstreamAnswer | Exception
+    name: str, settings: UpstreamSettings, answer: UpstreamAnswer | Exception
 ) -> Finding:
-    if isinstance(found, Exception):
-        reason = str(found).rstrip(".")
-        return error(_UPSTREAMS, f"It {reason}.", _remedy(settings, found), subject=name)
-    what = "a server" if found.version is None else f"Bulkhead {found.version}"
-    if not found.offers:
+    if isinstance(answer, Exception):
+        reason = str(answer).rstrip(".")
+        return error(_UPSTREAMS, f"It {reason}.", _remedy(settings, answer), subject=name)
+    what = "a server" if answer.version is None else f"Bulkhead {answer.version}"
+    if not answer.offers:
         return warning(
             _UPSTREAMS,
             f"{settings.url} answers ({what}), and lists no model.",
@@ -100,9 +100,9 @@ def judge_upstream(
             "may use.",
             subject=name,
         )
-    ready = sum(offer.state == "ready" for offer in found.offers)
-    loaded = "" if found.version is None else f", of which {ready} ready"
-    count = len(found.offers)
+    ready = sum(offer.state == "ready" for offer in answer.offers)
+    loaded = "" if answer.version is None else f", of which {ready} ready"
+    count = len(answer.offers)
     models = f"{count} model{'' if count == 1 else 's'}{loaded}"
     return ok(_UPSTREAMS, f"{settings.url} answers ({what}): {models}.", subject=name)
 

@@ -83,10 +83,14 @@ class Used(Struct, frozen=True):
     at: dict[str, float]
 
 
-def with_configured(found: list[FoundModel], configuration: Configuration) -> list[FoundModel]:
+def with_configured(
+    found_models: list[FoundModel], configuration: Configuration
+) -> list[FoundModel]:
     """The found models, and further models that tables of the configuration name. Blocks."""
-    known = {model.source for model in found} | {found_model.folder for found_model in found}
-    more = {model.folder: model for model in found}
+    known = {model.source for model in found_models} | {
+        found_model.folder for found_model in found_models
+    }
+    more = {model.folder: model for model in found_models}
     for model_id, located in configuration.located.items():
         if located.path in known or configuration.settings.models[model_id].command:
             continue
@@ -119,14 +123,14 @@ def found_at(source: str, path: Path) -> FoundModel:
 
 
 def catalogue(
-    found: list[FoundModel],
+    found_models: list[FoundModel],
     configuration: Configuration,
     served: Mapping[str, ServedModel],
     last_used_at: Mapping[str, float],
 ) -> list[ModelOnDisk]:
     """All models, sorted by name. `served` is by ids of models, `last_used_at` by sources."""
     entries = []
-    for found_model in found:
+    for found_model in found_models:
         places = (found_model.source, found_model.folder)
         ids = tuple(
             model_id
@@ -172,12 +176,12 @@ def catalogue(
 
 
 def _name_holder(
-    found: FoundModel, ids: tuple[str, ...], configuration: Configuration
+    model: FoundModel, ids: tuple[str, ...], configuration: Configuration
 ) -> str | None:
     if not ids or ids[0] not in configuration.discovered:
         return None
-    holder = configuration.names.get(found.claims[0].name)
-    return None if holder in {claim.home for claim in found.claims} else holder
+    holder = configuration.names.get(model.claims[0].name)
+    return None if holder in {claim.home for claim in model.claims} else holder
 
 
 def look_up(entries: list[ModelOnDisk], name: str) -> ModelOnDisk | None:

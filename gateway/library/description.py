@@ -66,10 +66,10 @@ def describe(folder: Path) -> Description:
     Blocks.
     """
     try:
-        found = _whole(folder)
+        description = _whole(folder)
         # A description with text that JSON can't express becomes a problem, too.
-        msgspec.json.encode(found)
-        return found
+        msgspec.json.encode(description)
+        return description
     except Exception as error:
         logger.debug("%s can't be described", folder, exc_info=True)
         if not isinstance(error, OSError | ValueError):
@@ -88,9 +88,13 @@ def _whole(folder: Path) -> Description:
         config = read_config(folder)
     except (OSError, ValueError) as error:
         raise ValueError(f"config.json can't be read: {error}") from error
-    found = _described(folder, config)
+    description = _described(folder, config)
     problem = _incomplete(folder) or problem_of(config)
-    return found if problem is None else msgspec.structs.replace(found, problem=_shortened(problem))
+    return (
+        description
+        if problem is None
+        else msgspec.structs.replace(description, problem=_shortened(problem))
+    )
 
 
 def _described(folder: Path, config: dict[str, Any]) -> Description:
@@ -190,10 +194,10 @@ def _architectures() -> frozenset[str]:
     """The architectures that mlx-lm knows. They are read from the files of mlx-lm, as an import
     would import MLX.
     """
-    found = find_spec("mlx_lm")
-    if found is None or not found.submodule_search_locations:
+    spec = find_spec("mlx_lm")
+    if spec is None or not spec.submodule_search_locations:
         return frozenset()
-    package = Path(next(iter(found.submodule_search_locations)))
+    package = Path(next(iter(spec.submodule_search_locations)))
     names = {path.stem for path in (package / "models").glob("*.py")}
     # Further names of some architectures.
     text = (package / "utils.py").read_text("utf-8")
@@ -231,7 +235,7 @@ def outlook(
     headers of the files count as weights, as headers are small.
     """
     try:
-        found = estimated(
+        estimate = estimated(
             planned.config,
             Weights(planned.weight_bytes, planned.element_bytes),
             EstimateTerms(
@@ -241,9 +245,9 @@ def outlook(
         )
     except EstimateError:
         return None
-    result = fit(found, possible_bytes)
+    result = fit(estimate, possible_bytes)
     tokens = min(_TOKENS, result.context_tokens)
-    rows = found.rows(possible_bytes, tokens)
+    rows = estimate.rows(possible_bytes, tokens)
     assessment: Assessment = "fits"
     if not result.fits:
         assessment = "doesn't fit"
@@ -261,13 +265,13 @@ def outlook(
     )
 
 
-def _sentence(found: Fit, rows: int, tokens: int) -> str:
+def _sentence(result: Fit, rows: int, tokens: int) -> str:
     asks = (
-        f"its floor is {format_size(found.needed_bytes)}, and "
-        f"{format_size(found.possible_bytes)} can be had beside what is pinned"
+        f"its floor is {format_size(result.needed_bytes)}, and "
+        f"{format_size(result.possible_bytes)} can be had beside what is pinned"
     )
-    if not found.fits:
+    if not result.fits:
         return f"It won't fit: {asks}."
-    cut = f" with {found.context_tokens:,} tokens of context" if found.is_cut else ""
+    cut = f" with {result.context_tokens:,} tokens of context" if result.is_cut else ""
     sequences = "1 sequence" if rows == 1 else f"{rows:,} sequences"
     return f"It will fit{cut}: {asks}. {sequences} of {tokens:,} tokens will have room at once."

@@ -181,7 +181,7 @@ class Finder:
         places: Iterable[str],
         results: list[_SearchResult],
     ) -> tuple[Names, list[str]]:
-        """The names of the models, and what is to be said of them."""
+        """The names of the models, and sentences about changes of names."""
         before = rehomed(self._holders.names, self._holders.folders, claimants)
         removed = {home for result in results for home in result.removed}
         left = {name: home for name, home in before.items() if home not in removed}
@@ -286,11 +286,11 @@ def _claimants(
     ]
 
 
-def _broken(found: Iterable[FoundModel], names: Names) -> dict[str, str]:
+def _broken(found_models: Iterable[FoundModel], names: Names) -> dict[str, str]:
     """Why models that once had a name aren't served now, by their names."""
     problems = {
         claim.home: model.description.problem
-        for model in found
+        for model in found_models
         for claim in model.claims
         if model.description.problem is not None
     }
@@ -301,12 +301,12 @@ def _real_folder(repository: str) -> str:
     return os.path.realpath(find_folder(repository))
 
 
-def _merged(found: Iterable[FoundModel]) -> list[FoundModel]:
+def _merged(found_models: Iterable[FoundModel]) -> list[FoundModel]:
     """The models without repetitions. A model to which links lead has their names, and is removed
     where it really is.
     """
     alike: dict[str, list[FoundModel]] = {}
-    for model in found:
+    for model in found_models:
         alike.setdefault(model.folder, []).append(model)
     return [_joined(models) for models in alike.values()]
 

@@ -53,8 +53,8 @@ def search(place: str) -> list[FoundModel]:
     if in_cache and not root.is_dir():
         return []
     spots = _Walk(root, in_cache=in_cache).spots(root)
-    found = [_examined(spot, in_cache=in_cache and spot.folder.parent == root) for spot in spots]
-    return [model for model in found if _is_encodable(model.source)]
+    models = [_examined(spot, in_cache=in_cache and spot.folder.parent == root) for spot in spots]
+    return [model for model in models if _is_encodable(model.source)]
 
 
 class _Spot(NamedTuple):
@@ -193,19 +193,19 @@ class Sizes(NamedTuple):
 
 
 def sizes(folder: Path) -> Sizes:
-    found: dict[tuple[int, int], int] = {}
+    file_sizes: dict[tuple[int, int], int] = {}
     freed_bytes = part_bytes = 0
     for parent, _, names in os.walk(folder):
         for name in names:
             path = Path(parent, name)
             try:
-                own = path.lstat()
-                state = path.stat() if stat.S_ISLNK(own.st_mode) else own
+                entry = path.lstat()
+                state = path.stat() if stat.S_ISLNK(entry.st_mode) else entry
             except OSError:
                 continue
             if stat.S_ISREG(state.st_mode):
-                found[state.st_dev, state.st_ino] = state.st_size
-            if stat.S_ISREG(own.st_mode) and own.st_nlink == 1:
-                freed_bytes += own.st_size
-                part_bytes += own.st_size if name.endswith(".incomplete") else 0
-    return Sizes(sum(found.values()), freed_bytes, part_bytes)
+                file_sizes[state.st_dev, state.st_ino] = state.st_size
+            if stat.S_ISREG(entry.st_mode) and entry.st_nlink == 1:
+                freed_bytes += entry.st_size
+                part_bytes += entry.st_size if name.endswith(".incomplete") else 0
+    return Sizes(sum(file_sizes.values()), freed_bytes, part_bytes)

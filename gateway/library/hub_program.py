@@ -195,12 +195,12 @@ class Download:
             return None
         try:
             with self._source.read(listing, file, 0) as body:
-                found = json.loads(b"".join(body.chunks))
+                table = json.loads(b"".join(body.chunks))
         except (ValueError, RecursionError):
             return None
         except ChangedError as error:
             raise TroubleError(str(error)) from error
-        return found if isinstance(found, dict) else None
+        return table if isinstance(table, dict) else None
 
     def _patiently(self, ask: Callable[[], Any]) -> Any:
         job, started_at = self._job, time.monotonic()

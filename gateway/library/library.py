@@ -129,13 +129,13 @@ class Library:
     async def entries(self) -> list[ModelOnDisk]:
         """All models on the disks. Raises: Refusal: the disks don't answer."""
         configuration = self._reloader.present
-        found = await self._beside(
+        found_models = await self._beside(
             self._looks,
             lambda: with_configured(self._finder.find(configuration.settings), configuration),
             _LOOK_S,
         )
         self._last_used.collect(lambda: self._fleet.roster.everyone)
-        return catalogue(found, configuration, self._served(), self._last_used.at)
+        return catalogue(found_models, configuration, self._served(), self._last_used.at)
 
     async def find(self, name: str) -> ModelOnDisk:
         """Raises: Refusal: no model on the disks has this name, or the disks don't answer."""

@@ -42,14 +42,14 @@ class Names(Struct, frozen=True):
 
 
 def give_names(
-    holders: Mapping[str, str], taken: Collection[str], found: Sequence[Claimant]
+    holders: Mapping[str, str], taken: Collection[str], claimants: Sequence[Claimant]
 ) -> Names:
     """Name the models. A model keeps the names that it has in `holders`, and its id stays its id.
     A new model gets the first free name of its claims as its id. Further plain names become aliases
     if they are free. The configuration has the `taken` names for itself.
     """
-    claims = {claim.home: (model, claim) for model in found for claim in model.claims}
-    given: dict[str, list[str]] = {model.source: [] for model in found}
+    claims = {claim.home: (model, claim) for model in claimants for claim in model.claims}
+    given: dict[str, list[str]] = {model.source: [] for model in claimants}
     for name, home in holders.items():
         if home in claims and name not in taken:
             model, claim = claims[home]
@@ -64,7 +64,7 @@ def give_names(
         now[name] = home
         given[model.source].append(name)
 
-    in_order = sorted(found, key=lambda model: (model.claims[0].name, model.source))
+    in_order = sorted(claimants, key=lambda model: (model.claims[0].name, model.source))
     for model in in_order:
         wanted = [
             (name, claim.home) for claim in model.claims for name in (claim.name, claim.longer)
@@ -83,15 +83,15 @@ def give_names(
 
 
 def rehomed(
-    holders: Mapping[str, str], folders: Mapping[str, str], found: Sequence[Claimant]
+    holders: Mapping[str, str], folders: Mapping[str, str], claimants: Sequence[Claimant]
 ) -> dict[str, str]:
     """The holders, without links that are gone. A model that a link led to keeps its name where it
     is found now. `folders` maps homes to the folders that they led to.
     """
-    present = {claim.home for model in found for claim in model.claims}
+    present = {claim.home for model in claimants for claim in model.claims}
     now = {
         (model.folder, name): claim.home
-        for model in found
+        for model in claimants
         for claim in reversed(model.claims)
         for name in (claim.name, claim.longer)
     }

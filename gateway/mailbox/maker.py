@@ -244,8 +244,8 @@ class Maker:
         try:
             self._check(job)
             share = self._owners.share(entry.owner)
-            made = await make(job, work, self._fleet, family, share, time.time())
-            await self._finish(job, made.outcome, made.closing, None)
+            answer = await make(job, work, self._fleet, family, share, time.time())
+            await self._finish(job, answer.outcome, answer.closing, None)
         except ClientGoneError:
             outcome = family.cancellation(body)
             await self._finish(job, outcome, family.last_event(outcome, job.next_number), None)

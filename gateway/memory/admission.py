@@ -178,7 +178,7 @@ class Admission:
                 continue
             elif claim.needed_bytes > (possible := self.ledger.possible_among(claim.model_ids)):
                 names = sorted(claim.model_ids)
-                for part in claim.each:
+                for part in claim.single_claims:
                     others = tuple(name for name in names if name != part.model_id)
                     refused.append(Refuse(part.model_id, claim.needed_bytes, possible, others))
                 self._forget(claim)
@@ -194,14 +194,14 @@ class Admission:
         list of the decisions at once, and a list of those after a wait of `patience_s`. The account
         stays as it is.
         """
-        found = []
+        rounds = []
         for later_s in (0.0, self._patience_s):
             trial = copy.deepcopy(self)
             for model_id, floor_bytes in floors.items():
                 if trial.ledger.allocation(model_id) is None:
                     trial.ask(model_id, floor_bytes, priority, now)
-            found.append(trial.decide(now + later_s))
-        return found[0], found[1]
+            rounds.append(trial.decide(now + later_s))
+        return rounds[0], rounds[1]
 
     def relieve(self, now: float, *, all_idle: bool) -> list[Decision]:
         """Give memory back to a machine that is short of memory. Call back the part of each loan
@@ -255,7 +255,7 @@ class Admission:
 
     def _whole_claims(self) -> list[Claim]:
         """The claims of models that wait to be loaded. Models that are loaded together have one."""
-        found = []
+        whole_claims = []
         taken: set[str] = set()
         for model_id, claim in self._claims.items():
             if model_id in taken:
@@ -266,8 +266,8 @@ class Admission:
                 *(self._claims[companion] for companion in companions if companion in self._claims),
             ]
             taken.update(part.model_id for part in parts)
-            found.append(claim if len(parts) == 1 else _joined(parts))
-        return found
+            whole_claims.append(claim if len(parts) == 1 else _joined(parts))
+        return whole_claims
 
     def _waits_for(self, claim: Claim) -> bool:
         """Whether the claim has to wait for a companion. The companion will ask soon, or it is
@@ -281,7 +281,7 @@ class Admission:
         return ending or not self._expected.isdisjoint(companions)
 
     def _forget(self, claim: Claim) -> None:
-        for part in claim.each:
+        for part in claim.single_claims:
             del self._claims[part.model_id]
 
 

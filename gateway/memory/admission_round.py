@@ -288,7 +288,7 @@ class AdmissionRound:
 
     def _grant(self, claim: Claim) -> None:
         if not claim.loan:
-            for part in claim.each:
+            for part in claim.single_claims:
                 self.orders.admit(part)
         elif (allocation := self._ledger.allocation(claim.model_id)) is not None:
             self.orders.lend(allocation, allocation.limit_bytes + claim.needed_bytes)

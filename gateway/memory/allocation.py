@@ -35,8 +35,8 @@ class MemoryNeed(Struct):
 
 class WorkerReading(Struct, frozen=True):
     """A reading of a worker's processes, in bytes. It began while the worker kept to a limit of
-    `limit_bytes`. Since the worker was last told, `unsent_bytes` were added to the bytes that it
-    holds beside MLX's account; 0: the change is noise.
+    `limit_bytes`. `unsent_bytes` is the change of the bytes beside MLX's account since their number
+    was last sent to the worker; 0: the change is noise.
     """
 
     footprint_bytes: int
@@ -149,7 +149,7 @@ class Allocation(Struct):
 
     @property
     def answered(self) -> bool:
-        """Whether the worker has said that it keeps to the present limit."""
+        """Whether the worker has reported that it keeps to the present limit."""
         return self.obeyed_bytes <= self.limit_bytes
 
     @property

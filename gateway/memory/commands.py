@@ -74,8 +74,8 @@ def estimate_of_command(settings: ModelSettings, learned: Learned) -> CommandEst
         file_bytes = sum(_size(expand_home(file)) for file in settings.files)
         # Less than the files: they are mapped, and macOS counts no mapped file as a process's own.
         if ready_bytes is None or ready_bytes <= file_bytes:
-            found = CommandEstimate(file_bytes + _PROGRAM_BYTES, "files", key)
-            return max(found, measured, key=lambda estimate: estimate.bytes)
+            file_estimate = CommandEstimate(file_bytes + _PROGRAM_BYTES, "files", key)
+            return max(file_estimate, measured, key=lambda estimate: estimate.bytes)
     elif ready_bytes is None and held_bytes <= _ASSUMED_BYTES:
         return CommandEstimate(_ASSUMED_BYTES, "assumed", key)
     return measured
@@ -89,19 +89,19 @@ def loading_key(key: str) -> str:
 
 
 def outline_of_command(
-    found: CommandEstimate, possible_bytes: int, reserved_bytes: int, company: dict[str, int]
+    estimate: CommandEstimate, possible_bytes: int, reserved_bytes: int, company: dict[str, int]
 ) -> Outline:
     """The outline of a command, of which only its memory is known."""
     return Outline(
         context_tokens=0,
-        parts=(EstimateLine("command", found.bytes, found.why),),
-        floor_bytes=found.bytes,
-        idle_bytes=found.bytes,
-        measured_idle_bytes=found.bytes if found.basis == "measured" else None,
+        parts=(EstimateLine("command", estimate.bytes, estimate.why),),
+        floor_bytes=estimate.bytes,
+        idle_bytes=estimate.bytes,
+        measured_idle_bytes=estimate.bytes if estimate.basis == "measured" else None,
         token_bytes=0,
         rows={},
-        fitness="fits" if found.bytes <= possible_bytes else "doesn't fit",
-        needed_bytes=found.bytes,
+        fitness="fits" if estimate.bytes <= possible_bytes else "doesn't fit",
+        needed_bytes=estimate.bytes,
         possible_bytes=possible_bytes,
         reserved_bytes=reserved_bytes,
         granted_context_tokens=0,

@@ -94,17 +94,17 @@ class Estimate(Struct, frozen=True):
         cache_bytes = self._cache_bytes(1, tokens)
         working_bytes = self.working_bytes + self.working_token_bytes * tokens
         known_bytes = self.fixed_bytes + cache_bytes + working_bytes
-        each = "" if self.ranks == 1 else f", {self.ranks} times"
+        times = "" if self.ranks == 1 else f", {self.ranks} times"
         parts = "" if self.ranks == 1 else f", in {self.ranks} parts"
         return (
-            EstimateLine("process", process_bytes, measured or f"interpreter, MLX, mlx-lm{each}"),
+            EstimateLine("process", process_bytes, measured or f"interpreter, MLX, mlx-lm{times}"),
             EstimateLine("weights", self.weight_bytes, f"all model*.safetensors{parts}"),
             *self._added_lines(),
             EstimateLine(
                 "cache", cache_bytes, f"one sequence of {tokens:,} tokens, while it grows"
             ),
             EstimateLine(
-                "working space", working_bytes, f"a chunk of a prompt, freed buffers{each}"
+                "working space", working_bytes, f"a chunk of a prompt, freed buffers{times}"
             ),
             EstimateLine("margin", self.floor_bytes - known_bytes, "of what is calculated"),
         )
@@ -176,22 +176,22 @@ def estimate(folder: Path, terms: EstimateTerms) -> Estimate:
     options = terms.options
     weights = read_weights(folder, pictures=options.pictures)
     config = _config(folder)
-    found = estimated(config, weights, terms, str(folder / "config.json"))
+    result = estimated(config, weights, terms, str(folder / "config.json"))
     if options.ranks > 1:
-        return of_ranks(found, config, weights, options)
+        return of_ranks(result, config, weights, options)
     if options.pictures:
         added_bytes = picture_bytes(config, weights.element_bytes)
         if added_bytes > _MOST_BYTES:
             raise EstimateError(f"{folder} can't be understood: no machine has such pictures")
-        found = msgspec.structs.replace(found, working_bytes=found.working_bytes + added_bytes)
+        result = msgspec.structs.replace(result, working_bytes=result.working_bytes + added_bytes)
     if options.adapter is not None:
-        found = _with_adapter(found, adapter_bytes(options.adapter))
+        result = _with_adapter(result, adapter_bytes(options.adapter))
     if options.draft is not None:
         alone = msgspec.structs.replace(
             terms, process_bytes=0, measured_fixed_bytes=None, options=_NO_OPTIONS
         )
-        found = _with_draft(found, estimate(options.draft, alone))
-    return found
+        result = _with_draft(result, estimate(options.draft, alone))
+    return result
 
 
 def of_ranks(

@@ -87,7 +87,7 @@ def _estimate(
         raise UnreadableFilesError(str(error)) from error
     try:
         folder = find_folder(model.source)
-        key, found = whole(
+        key, whole_estimate = whole(
             folder,
             settings.context_tokens,
             ordinary_tokens,
@@ -95,7 +95,7 @@ def _estimate(
             learned,
             options_of(model),
         )
-        return Estimated(key, found)
+        return Estimated(key, whole_estimate)
     except Exception as error:
         _raise_what_may_pass(error)
         why = str(error) or repr(error)
@@ -180,19 +180,21 @@ class Estimator:
         Raises:
             UnreadableFilesError: the model's files can't be read now.
         """
-        found = await self._estimate(model)
-        if isinstance(found, CommandEstimate):
-            self.commands[model.id] = found
+        estimated = await self._estimate(model)
+        if isinstance(estimated, CommandEstimate):
+            self.commands[model.id] = estimated
             self.all.pop(model.id, None)
-            return found.bytes
-        if isinstance(found, RoughEstimate):
-            logger.warning("%s: no estimate: %s", model.id, found.why, extra=about(model=model.id))
+            return estimated.bytes
+        if isinstance(estimated, RoughEstimate):
+            logger.warning(
+                "%s: no estimate: %s", model.id, estimated.why, extra=about(model=model.id)
+            )
             self.all.pop(model.id, None)
-            return found.bytes
-        self._keys[model.id] = found.key
-        self._whole[model.id] = found.estimate
+            return estimated.bytes
+        self._keys[model.id] = estimated.key
+        self._whole[model.id] = estimated.estimate
         possible_bytes = self._admission.ledger.possible_for(model.id)
-        self.all[model.id] = shortened(found.estimate, possible_bytes)
+        self.all[model.id] = shortened(estimated.estimate, possible_bytes)
         return self.all[model.id].floor_bytes
 
     async def floor_bytes(self, model: Model) -> int:
@@ -201,11 +203,11 @@ class Estimator:
         Raises:
             UnreadableFilesError: the model's files can't be read now.
         """
-        found = await self._estimate(model)
-        if not isinstance(found, Estimated):
-            return found.bytes
+        estimated = await self._estimate(model)
+        if not isinstance(estimated, Estimated):
+            return estimated.bytes
         possible_bytes = self._admission.ledger.possible_for(model.id)
-        return shortened(found.estimate, possible_bytes).floor_bytes
+        return shortened(estimated.estimate, possible_bytes).floor_bytes
 
     async def outline(self, model: Model, company: dict[str, int]) -> Outline | None:
         """The outline of a model; None if its files aren't understood.
@@ -213,15 +215,15 @@ class Estimator:
         Raises:
             UnreadableFilesError: the files can't be read now.
         """
-        found = await self._estimate(model)
-        if isinstance(found, RoughEstimate):
+        estimated = await self._estimate(model)
+        if isinstance(estimated, RoughEstimate):
             return None
         ledger = self._admission.ledger
         possible_bytes = ledger.possible_for(model.id)
         reserved_bytes = ledger.usable_bytes - possible_bytes
-        if isinstance(found, CommandEstimate):
-            return outline_of_command(found, max(0, possible_bytes), reserved_bytes, company)
-        return outline_of(found.estimate, max(0, possible_bytes), reserved_bytes, company)
+        if isinstance(estimated, CommandEstimate):
+            return outline_of_command(estimated, max(0, possible_bytes), reserved_bytes, company)
+        return outline_of(estimated.estimate, max(0, possible_bytes), reserved_bytes, company)
 
     def key_of(self, model_id: str, fixed_bytes: int) -> str | None:
         """The key by which to keep the `fixed_bytes` of a model's worker; None: don't keep them."""

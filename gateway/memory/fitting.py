@@ -144,8 +144,8 @@ class Fit(Struct, frozen=True):
 
 def fit(whole: Estimate, possible_bytes: int) -> Fit:
     """The floor and the context of a load that can have `possible_bytes`."""
-    found = shortened(whole, possible_bytes)
-    return Fit(found.floor_bytes, found.context_tokens, whole.context_tokens, possible_bytes)
+    shorter = shortened(whole, possible_bytes)
+    return Fit(shorter.floor_bytes, shorter.context_tokens, whole.context_tokens, possible_bytes)
 
 
 def guess(folder: Path, process_bytes: int, options: LoadOptions) -> int:
@@ -207,11 +207,11 @@ def outline_of(
     """The outline of a model; None if its files don't tell the size of its sequences."""
     if not whole.shape.sequence_bytes(whole.context_tokens):
         return None
-    found = fit(whole, possible_bytes)
+    best_fit = fit(whole, possible_bytes)
     fitness: Fitness = "doesn't fit"
-    if found.fits:
-        fitness = "fits with a shorter context" if found.is_cut else "fits"
-    lengths = [length for length in _LENGTHS if length <= found.context_tokens]
+    if best_fit.fits:
+        fitness = "fits with a shorter context" if best_fit.is_cut else "fits"
+    lengths = [length for length in _LENGTHS if length <= best_fit.context_tokens]
     return Outline(
         context_tokens=whole.context_tokens,
         parts=whole.lines,
@@ -221,10 +221,10 @@ def outline_of(
         token_bytes=whole.token_bytes,
         rows={number: whole.rows(possible_bytes, number) for number in lengths},
         fitness=fitness,
-        needed_bytes=found.needed_bytes,
+        needed_bytes=best_fit.needed_bytes,
         possible_bytes=possible_bytes,
         reserved_bytes=reserved_bytes,
-        granted_context_tokens=found.context_tokens,
+        granted_context_tokens=best_fit.context_tokens,
         company=company,
     )
 

@@ -51,7 +51,7 @@ def forecast(
     at_once, later = admission.foresee(loads, priority, now)
     evicts = _evicted(at_once)
     fits = not any(isinstance(decision, Refuse) for decision in at_once)
-    found = Forecast(
+    figures = Forecast(
         model_id,
         loads,
         sum(loads.values()),
@@ -63,8 +63,8 @@ def forecast(
         about="",
     )
     admitted = any(isinstance(decision, Admit) for decision in at_once)
-    sentences = " ".join(_sentences(found, sorted(floors), admission, admitted=admitted))
-    return msgspec.structs.replace(found, about=sentences)
+    sentences = " ".join(_sentences(figures, sorted(floors), admission, admitted=admitted))
+    return msgspec.structs.replace(figures, about=sentences)
 
 
 def _evicted(decisions: Iterable[Decision]) -> tuple[str, ...]:
@@ -72,10 +72,10 @@ def _evicted(decisions: Iterable[Decision]) -> tuple[str, ...]:
 
 
 def _sentences(
-    found: Forecast, wanted: list[str], admission: Admission, *, admitted: bool
+    figures: Forecast, wanted: list[str], admission: Admission, *, admitted: bool
 ) -> Iterator[str]:
     """`wanted` are the model and the models that are loaded together with it."""
-    if not found.loads:
+    if not figures.loads:
         allocations = (admission.ledger.allocation(text) for text in wanted)
         loading = any(
             allocation is not None and allocation.ready_at is None for allocation in allocations
@@ -83,24 +83,25 @@ def _sentences(
         how = "being loaded" if loading else "loaded already"
         yield f"{', '.join(wanted)} {'is' if len(wanted) == 1 else 'are'} {how}."
         return
-    along = sorted(set(found.loads) - {found.model})
-    needed, usable = format_size(found.needed_bytes), format_size(found.usable_bytes)
+    along = sorted(set(figures.loads) - {figures.model})
+    needed, usable = format_size(figures.needed_bytes), format_size(figures.usable_bytes)
     if along:
-        yield f"Loading {found.model} also loads {', '.join(along)}: together {needed} of {usable}."
+        together = f"together {needed} of {usable}"
+        yield f"Loading {figures.model} also loads {', '.join(along)}: {together}."
     else:
-        yield f"Loading {found.model} takes {needed} of {usable}."
-    reserved_bytes = admission.ledger.reserved_beside(found.loads)
+        yield f"Loading {figures.model} takes {needed} of {usable}."
+    reserved_bytes = admission.ledger.reserved_beside(figures.loads)
     if reserved_bytes:
         yield f"{format_size(reserved_bytes)} more are kept for groups with reserve."
-    if not found.fits:
+    if not figures.fits:
         yield "That doesn't fit, whatever is evicted."
     elif admitted:
-        yield f"There is room for it: {format_size(found.free_bytes)} are free."
-    elif found.evicts:
-        yield f"It would evict {', '.join(found.evicts)}."
-    if found.displaces:
-        yield f"After a wait of queue.max_wait_s it would displace {', '.join(found.displaces)}."
-    elif found.fits and not admitted and not found.evicts:
+        yield f"There is room for it: {format_size(figures.free_bytes)} are free."
+    elif figures.evicts:
+        yield f"It would evict {', '.join(figures.evicts)}."
+    if figures.displaces:
+        yield f"After a wait of queue.max_wait_s it would displace {', '.join(figures.displaces)}."
+    elif figures.fits and not admitted and not figures.evicts:
         yield "It would wait until loans are given back, or until busy models may be displaced."
 
 
@@ -120,12 +121,12 @@ def possible_beside(
     """The bytes that a configured model could have. `usable_bytes` is the budget less the stranded
     bytes. Other pinned models count as loaded, with their floors, and groups keep their room.
     """
-    own = next((text for text, known in settings.models.items() if known is model), "")
-    ledger = _ledger(settings, usable_bytes, learned, without=own)
-    possible_bytes = ledger.possible_for(own)
+    model_id = next((text for text, known in settings.models.items() if known is model), "")
+    ledger = _ledger(settings, usable_bytes, learned, without=model_id)
+    possible_bytes = ledger.possible_for(model_id)
     companions = {
         companion: ledger.floors.get(companion, 0)
-        for companion in sorted(ledger.groups.companions(own))
+        for companion in sorted(ledger.groups.companions(model_id))
     }
     return Possible(max(0, possible_bytes), usable_bytes - possible_bytes, companions)
 
@@ -186,9 +187,9 @@ def _floor_bytes(model: ModelSettings, ordinary_tokens: int, learned: Learned) -
         if model.command:
             return estimate_of_command(model, learned).bytes
         folder = find_folder(locate(model.path))
-        _, found = whole(
+        _, estimate = whole(
             folder, model.context_tokens, ordinary_tokens, model.python, learned, options_in(model)
         )
-        return found.floor_bytes
+        return estimate.floor_bytes
     except (ValueError, OSError, EstimateError):
         return 0

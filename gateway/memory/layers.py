@@ -142,28 +142,30 @@ def layers_of(config: Mapping[str, Any]) -> list[Layer]:
 
 def settings_of(config: Mapping[str, Any], layer: Layer) -> dict[str, Any]:
     """The settings of attention in layers of this kind, some of which have their own."""
-    own = dict(config)
+    layer_settings = dict(config)
     if layer is Layer.WINDOW:
-        own |= {name.replace("swa_", ""): config[name] for name in config if "swa_" in name}
+        layer_settings |= {
+            name.replace("swa_", ""): config[name] for name in config if "swa_" in name
+        }
         others = config.get("attention_other_setting")
-        return own | others if isinstance(others, dict) else own
-    own["head_dim"] = first(config, "global_head_dim", "head_dim")
+        return layer_settings | others if isinstance(others, dict) else layer_settings
+    layer_settings["head_dim"] = first(config, "global_head_dim", "head_dim")
     if config.get("attention_k_eq_v"):
         names = ("num_global_key_value_heads", "num_key_value_heads")
-        own["num_key_value_heads"] = first(config, *names)
-    return own
+        layer_settings["num_key_value_heads"] = first(config, *names)
+    return layer_settings
 
 
 def at_layer(settings: dict[str, Any], index: int) -> Mapping[str, Any]:
     """The settings of one layer, where lists have a value for each."""
-    own = {
+    layer_settings = {
         name: values[index]
         for name in _PER_LAYER
         if index < len(values := listed(settings, name)) and isinstance(values, list)
     }
     if group := first(_attention_of_block(settings, index), "n_heads_in_group"):
-        own["num_key_value_heads"] = heads_of(settings) // group
-    return ChainMap(own, settings)
+        layer_settings["num_key_value_heads"] = heads_of(settings) // group
+    return ChainMap(layer_settings, settings)
 
 
 def _named_layers(config: Mapping[str, Any], count: int) -> list[Layer]:

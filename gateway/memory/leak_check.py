@@ -185,7 +185,7 @@ class LeakCheck:
         self._watches = [watch for watch in self._watches if self._is_missing(watch)]
         due = [watch for watch in self._watches if now - watch.since >= _RETURNS_S]
         self._watches = [watch for watch in self._watches if watch not in due]
-        findings = [found for watch in due if (found := self._find(watch, reading)) is not None]
+        findings = [leak for watch in due if (leak := self._find(watch, reading)) is not None]
         if self._unloaded_bytes is not None:
             self.bytes = max(0, min(self.bytes, wired_bytes - self._unloaded_bytes))
         was_loaded = any(wired_reading.workers for wired_reading in self._recent)

@@ -32,13 +32,13 @@ class Claim(Struct):
     parts: tuple[Claim, ...] = ()
 
     @property
-    def each(self) -> tuple[Claim, ...]:
+    def single_claims(self) -> tuple[Claim, ...]:
         """The parts of the claim, or the claim itself if it has no parts."""
         return self.parts or (self,)
 
     @property
     def model_ids(self) -> frozenset[str]:
-        return frozenset(part.model_id for part in self.each)
+        return frozenset(part.model_id for part in self.single_claims)
 
 
 class Ledger:
@@ -270,7 +270,7 @@ class Replace(Struct, frozen=True):
 
 
 class Unanswered(Struct, frozen=True):
-    """The worker was told to give memory back, and has not answered for so many seconds."""
+    """The worker was asked to give memory back, and has not answered for so many seconds."""
 
     model_id: str
     seconds: float

@@ -299,8 +299,8 @@ class MemoryScheduler:
             {name: floor for name, floor in floors.items() if name != model_id},
         )
         self._record_use()
-        found = forecast(self.admission, model_id, floors, scheduled.priority, self._clock.now())
-        return msgspec.structs.replace(found, outline=outline)
+        figures = forecast(self.admission, model_id, floors, scheduled.priority, self._clock.now())
+        return msgspec.structs.replace(figures, outline=outline)
 
     def remark(self, model_id: str, requests: int) -> str | None:
         """A phrase on a loaded model in which so many `requests` wait for memory: why they wait, or

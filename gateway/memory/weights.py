@@ -105,9 +105,9 @@ def part_of(text: Mapping[str, Any], ranks: int, split: RankSplit) -> RankPart:
     layers = len(layers_of(text))
     if split == "pipeline":
         # If the layers can't be divided evenly, mlx-lm gives the first ranks the remaining layers.
-        own = -(-layers // ranks)
-        share = own / max(1, layers)
-        return RankPart(share, share, own)
+        rank_layers = -(-layers // ranks)
+        share = rank_layers / max(1, layers)
+        return RankPart(share, share, rank_layers)
     # Ranks divide the heads of a cache among them. Each rank keeps a latent whole.
     latent = first(text, "kv_lora_rank") and text.get("model_type") not in DECOMPRESSED
     return RankPart(1 / ranks, 1.0 if latent else 1 / ranks, layers)

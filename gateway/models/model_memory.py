@@ -33,7 +33,7 @@ from protocol.life import Bound, Limit, Need, PromptCacheDisk
 
 logger = logging.getLogger(__name__)
 
-# Clients are told at least this time for a load.
+# The shortest time for a load that is reported to clients.
 _SHORTEST_LOAD_S: Final = 5
 # After this time a load of files that could not be read is tried again.
 _RETRY_S: Final = 30
@@ -71,10 +71,10 @@ class ModelMemory:
         self._ready_at = 0.0
         self._retry_at: float | None = None
         self._sent_bound: Bound | None = None
-        # The bytes that the worker holds beside MLX's account have changed: the worker is to be
-        # told.
+        # The bytes that the worker holds beside MLX's account have changed, and the new number is
+        # still to be sent to the worker.
         self._beside_changed = False
-        # The loaded worker, which is told of limits.
+        # The loaded worker, to which limits are sent.
         self._worker: Worker | None = None
 
     @property

@@ -99,15 +99,15 @@ class Reloader:
                 functools.partial(self._with_found, self.present), _READ_S, "the models"
             )
             new = self._lengthened(configuration)
-            found = changes(self.present.settings, new.settings)
+            difference = changes(self.present.settings, new.settings)
             self._fleet.check_decides()
             self.present = new
             self._fleet.roster.broken = new.broken
-            if not found:
+            if not difference:
                 return
             budget_bytes = self._fleet.scheduler.ledger.budget_bytes
             self._fleet.configure(models_of(new), new.settings, budget_bytes)
-        self._tell(Reloaded(found.added, found.removed, {}, (), (), self.present.news))
+        self._tell(Reloaded(difference.added, difference.removed, {}, (), (), self.present.news))
 
     def _tell(self, reloaded: Reloaded) -> None:
         for sentence in reloaded.names:
@@ -195,28 +195,28 @@ class Reloader:
         if new.settings != self.present.settings:
             await self._check_groups(new, budget)
         await self._renew_certificate()
-        found = changes(self.present.settings, new.settings)
+        difference = changes(self.present.settings, new.settings)
         # The same path may lead to another folder, by a link or by another revision in the cache.
         moved = {
             model_id: _differing(self.present.located.get(model_id, located), located)
             for model_id, located in new.located.items()
         }
-        settings = _without_restart(self.present.settings, new.settings, found.restart)
+        settings = _without_restart(self.present.settings, new.settings, difference.restart)
         self.present = msgspec.structs.replace(new, settings=settings)
         self._fleet.configure(models_of(self.present), settings, budget)
         self._fleet.roster.broken = new.broken
         self._fleet.say_absent(new.absent)
         return Reloaded(
-            added=found.added,
-            removed=found.removed,
-            changed=found.changed
+            added=difference.added,
+            removed=difference.removed,
+            changed=difference.changed
             | {
-                model_id: tuple(dict.fromkeys((*keys, *found.changed.get(model_id, ()))))
+                model_id: tuple(dict.fromkeys((*keys, *difference.changed.get(model_id, ()))))
                 for model_id, keys in moved.items()
                 if keys
             },
-            applied=found.live,
-            needs_restart=found.restart,
+            applied=difference.live,
+            needs_restart=difference.restart,
             names=self.present.news,
             failed=tuple(
                 model_id

@@ -75,8 +75,10 @@ class Roster:
     def _unknown(self, name: str, caller: Caller) -> Refusal:
         visible = self.visible(caller)
         elsewhere = self._elsewhere(caller)
-        if (found := elsewhere.get(name) or elsewhere.get(name.removesuffix(LATEST))) is not None:
-            return refusals.elsewhere(found)
+        if (
+            model_id := elsewhere.get(name) or elsewhere.get(name.removesuffix(LATEST))
+        ) is not None:
+            return refusals.elsewhere(model_id)
         problem = self.broken.get(name) or self.broken.get(name.removesuffix(LATEST))
         if problem is not None and caller.models is None:
             return Refusal("model_not_found", f"{name!r} isn't served: {problem}.", param="model")

@@ -76,12 +76,12 @@ class FairShares:
         """Learn which sharers have requests now. `present` has their shares, by name."""
         self._advance([name for name in present if name in self._present])
         for name, share in present.items():
-            found = self._sharers.get(name)
-            if found is None:
-                found = self._sharers[name] = Sharer(share, self._now_s)
+            sharer = self._sharers.get(name)
+            if sharer is None:
+                sharer = self._sharers[name] = Sharer(share, self._now_s)
             elif name not in self._present:
-                found.had_s = max(found.had_s, self._now_s)
-            found.share = share
+                sharer.had_s = max(sharer.had_s, self._now_s)
+            sharer.share = share
         self._present = dict(present)
         if not present:
             self._now_s = max([self._now_s, *(sharer.had_s for sharer in self._sharers.values())])
@@ -113,9 +113,9 @@ class FairShares:
 
     def await_measurement(self, name: str, seconds: float) -> None:
         """Record that the next measurement has the seconds that were expected of a request."""
-        if (found := self._sharers.get(name)) is not None:
-            found.expected_s = max(0.0, found.expected_s - seconds)
-            found.due_s += seconds
+        if (sharer := self._sharers.get(name)) is not None:
+            sharer.expected_s = max(0.0, sharer.expected_s - seconds)
+            sharer.due_s += seconds
 
     def count(self, tokens: int) -> None:
         """Record tokens that were computed, whose seconds the next measurement has."""
@@ -126,9 +126,9 @@ class FairShares:
         for sharer in self._sharers.values():
             sharer.due_s = 0.0
         for name, taken_s in seconds.items():
-            if (found := self._sharers.get(name)) is not None:
-                found.had_s += taken_s / found.share
-                found.cost_s += taken_s
+            if (charged := self._sharers.get(name)) is not None:
+                charged.had_s += taken_s / charged.share
+                charged.cost_s += taken_s
         self._measured_s = self._measured_s * _FADING + sum(seconds.values())
         self._measured_tokens = self._measured_tokens * _FADING + self._new_tokens
         self._new_tokens = 0
@@ -144,9 +144,9 @@ class FairShares:
         than are remembered, and of forgotten ones, the sum is under `OTHERS`.
         """
         by_cost = sorted(self._sharers.items(), key=lambda pair: -pair[1].cost_s)
-        found = {name: sharer.cost_s for name, sharer in by_cost[:_MOST]}
+        by_name = {name: sharer.cost_s for name, sharer in by_cost[:_MOST]}
         others_s = self._others_s + sum(sharer.cost_s for _, sharer in by_cost[_MOST:])
-        return found | {OTHERS: others_s} if others_s else found
+        return by_name | {OTHERS: others_s} if others_s else by_name
 
     @property
     def in_turn(self) -> list[str]:

@@ -108,12 +108,12 @@ class RequestQueue:
         self._meet()
         running = Counter(request.terms.sharer for request in self._running.values())
         present = Counter(request.terms.sharer for request in self)
-        found = []
+        counts = []
         for name in self.shares.in_turn[:_MOST_LISTED]:
             sharer = self.shares.sharer(name)
             waiting = present[name] - running[name]
-            found.append(SharerCount(name, sharer.share, sharer.cost_s, running[name], waiting))
-        return found
+            counts.append(SharerCount(name, sharer.share, sharer.cost_s, running[name], waiting))
+        return counts
 
     @property
     def oldest_waiting_at(self) -> float | None:
@@ -146,8 +146,8 @@ class RequestQueue:
             leaving = self._surplus(request)
             self._waiting.remove(leaving)
         place = len(self._waiting)
-        own = self.priority_of(request)
-        while place and self.priority_of(self._waiting[place - 1]) < own:
+        priority = self.priority_of(request)
+        while place and self.priority_of(self._waiting[place - 1]) < priority:
             place -= 1
         self._waiting.insert(place, request)
         self._meet()
@@ -164,8 +164,8 @@ class RequestQueue:
         waiting = Counter(request.terms.sharer for request in self._waiting)
         sharer, priority = request.terms.sharer, self.priority_of(request)
 
-        def load(each: Request) -> float:
-            return waiting[each.terms.sharer] / each.terms.share
+        def load(queued: Request) -> float:
+            return waiting[queued.terms.sharer] / queued.terms.share
 
         others = (
             request
@@ -174,10 +174,10 @@ class RequestQueue:
             and not request.progress.begun
             and self.priority_of(request) <= priority
         )
-        found = max(others, key=load, default=None)
-        if found is None or load(found) <= (waiting[sharer] + 1) / request.terms.share:
+        leaving = max(others, key=load, default=None)
+        if leaving is None or load(leaving) <= (waiting[sharer] + 1) / request.terms.share:
             raise QueueFullError
-        return found
+        return leaving
 
     @property
     def blamed(self) -> int:
@@ -219,9 +219,9 @@ class RequestQueue:
         )
 
     def _in_turn(self) -> list[Request]:
-        """The waiting requests in the order in which they start, as far as that can be told."""
+        """The waiting requests in the order in which they will probably start."""
         self._meet()
-        found = [*self._suspects, *self._parked]
+        in_turn = [*self._suspects, *self._parked]
         turns_s = {
             request.terms.sharer: self.shares.turn_s(request.terms.sharer) for request in self
         }
@@ -233,10 +233,10 @@ class RequestQueue:
                 name = min(queues, key=lambda name: turns_s[name])
                 request = queues[name].popleft()
                 turns_s[name] += self._likely_s(request) / request.terms.share
-                found.append(request)
+                in_turn.append(request)
                 if not queues[name]:
                     del queues[name]
-        return found
+        return in_turn
 
     def make_way(self, now: float) -> Change | None:
         """Have a running request of a sharer that has more than its part of the places wait again,
@@ -369,8 +369,8 @@ class RequestQueue:
 
     def priority_of(self, request: Request) -> int:
         """The request's own priority; without one, the queue's."""
-        own = request.terms.priority
-        return self.priority if own is None else own
+        priority = request.terms.priority
+        return self.priority if priority is None else priority
 
     def restore(self, running: Iterable[Request], waiting: Iterable[Request]) -> None:
         """Take over the requests of an earlier gateway, even if they are more than `depth`."""

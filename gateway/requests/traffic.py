@@ -167,7 +167,7 @@ class Traffic:
         self._owner.notify()
 
     def end_passage(self, request: Request, usage: Usage | None) -> None:
-        """End a passage, whose answer took `usage` as far as the server has told."""
+        """End a passage. `usage` is what the server has reported; None: it reported nothing."""
         if usage is not None:
             self.meter.prompt_tokens += usage.prompt_tokens
             self.meter.generated_tokens += usage.completion_tokens

@@ -121,14 +121,14 @@ def jobs(init: InitSystem) -> list[ServiceJob]:
     """The jobs of both kinds of service, the kind of `init` first. A kind that can't be asked has
     no jobs.
     """
-    found = []
+    service_jobs = []
     for system in (init, init.other):
         path = str(system.path) if system.files else None
         try:
-            found += [ServiceJob(domain, path) for domain in system.domains()]
+            service_jobs += [ServiceJob(domain, path) for domain in system.domains()]
         except ServiceError:
             continue
-    return found
+    return service_jobs
 
 
 def known(init: InitSystem) -> str | None:
@@ -148,21 +148,21 @@ def removal(init: InitSystem) -> str:
     return "bulkhead service uninstall"
 
 
-def duplicates(init: InitSystem, found: list[ServiceJob]) -> Iterator[tuple[str, str]]:
+def duplicates(init: InitSystem, service_jobs: list[ServiceJob]) -> Iterator[tuple[str, str]]:
     """The faults of a service that exists more than once, or whose file is gone. Each fault is a
     pair of sentences: the fault and its remedy.
     """
-    own = [job for job in found if (job.domain == "system") is init.system]
-    domains = " and ".join(service_job.domain for service_job in own)
-    if own and own[0].path is None:
+    own_jobs = [job for job in service_jobs if (job.domain == "system") is init.system]
+    domains = " and ".join(service_job.domain for service_job in own_jobs)
+    if own_jobs and own_jobs[0].path is None:
         yield (
             f"Its definition {init.path} is gone, and launchd still has it in {domains}.",
             f"`{removal(init)}` removes it there.",
         )
-    elif len(own) > 1:
+    elif len(own_jobs) > 1:
         yield (
-            f"launchd has it {len(own)} times, in {domains}, as after an installation over SSH and "
-            "a login at the screen; one of them serves.",
+            f"launchd has it {len(own_jobs)} times, in {domains}, as after an installation over "
+            "SSH and a login at the screen; one of them serves.",
             "`bulkhead service restart` leaves one.",
         )
     if known(init) and (where := known(init.other)):

@@ -110,12 +110,12 @@ class ServiceStatus(Struct, frozen=True):
 def look(init: InitSystem) -> ServiceStatus:
     """Raises: ServiceError: the definition can't be read."""
     installed = init.read()
-    found = jobs(init)
-    warnings = [" ".join(duplicate) for duplicate in duplicates(init, found)]
+    service_jobs = jobs(init)
+    warnings = [" ".join(duplicate) for duplicate in duplicates(init, service_jobs)]
     if installed is None:
         path = str(init.path)
         return ServiceStatus(
-            False, path, False, None, None, None, None, None, None, found, warnings
+            False, path, False, None, None, None, None, None, None, service_jobs, warnings
         )
     settings = None
     try:
@@ -147,7 +147,7 @@ def look(init: InitSystem) -> ServiceStatus:
         None if health is None else health.uptime_s,
         address,
         installed.stop_s,
-        found,
+        service_jobs,
         warnings,
     )
 
@@ -202,11 +202,11 @@ def guarded_remark(
     }
     if config is not None:
         places[f"the configuration {config}"] = config
-    found = sorted(name for name, place in places.items() if _is_guarded(place, home))
-    if not found:
+    guarded = sorted(name for name, place in places.items() if _is_guarded(place, home))
+    if not guarded:
         return None
     return (
-        f"macOS may keep the service from {', '.join(found)}, and asks nobody who isn't at the "
+        f"macOS may keep the service from {', '.join(guarded)}, and asks nobody who isn't at the "
         f"screen. Move that elsewhere, for example to {home / 'bulkhead'}, and install the service "
         "anew; or allow it: System Settings, Privacy & Security, Full Disk Access, add "
         f"{program()}, then `bulkhead service restart`."

@@ -116,8 +116,8 @@ class EventLog:
 
     def recent(self, count: int, model: str | None = None) -> list[Event]:
         """The last stored events, of this model if there is one."""
-        found = [event for event in self._events if model in (None, event.model)]
-        return found[-count:] if count > 0 else []
+        events = [event for event in self._events if model in (None, event.model)]
+        return events[-count:] if count > 0 else []
 
     @property
     def stored(self) -> tuple[Event, ...]:

@@ -12,7 +12,7 @@ _ANY: Final = {"0.0.0.0": ("127.0.0.1",), "::": ("::1", "127.0.0.1")}  # noqa: S
 
 
 def is_here(host: str) -> bool:
-    """Whether an address is this machine's. What can't be told, as of an unknown name, is True."""
+    """Whether an address is this machine's. True also if that can't be known."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family) as trial:

@@ -110,14 +110,14 @@ def remove_leftovers(folder: Path, in_use: Iterable[Path], bound_bytes: int = _B
     """
     names = {path.name for path in in_use}
     try:
-        found = [
+        leftovers = [
             (status.st_mtime, status.st_size, path)
             for path in folder.iterdir()
             if (name := _LOG.fullmatch(path.name)) and name["log"] not in names
             for status in (path.stat(),)
         ]
-        excess_bytes = sum(size for _, size, _ in found) - bound_bytes
-        for _, size, path in sorted(found):
+        excess_bytes = sum(size for _, size, _ in leftovers) - bound_bytes
+        for _, size, path in sorted(leftovers):
             if excess_bytes <= 0:
                 return
             path.unlink()
@@ -283,9 +283,9 @@ def _end_of_lines(file: BinaryIO) -> int:
     while end > 0:
         start = max(0, end - _BLOCK_BYTES)
         file.seek(start)
-        found = file.read(end - start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
+        newline = file.read(end - start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
         end = start
     return 0
 
@@ -307,8 +307,8 @@ def _backwards(file: BinaryIO, end: int) -> Iterator[bytes]:
 
 def stamp_of(line: str) -> str | None:
     """The stamp at the beginning of a line of the gateway's log or a worker's log, if any."""
-    found = _STAMP.match(line)
-    return found[1] if found else None
+    stamp = _STAMP.match(line)
+    return stamp[1] if stamp else None
 
 
 def _is_since(line: str, since: str | None) -> bool:

@@ -71,17 +71,17 @@ def mapped_bytes(pid: int, files: Collection[str]) -> int:
     page that several processes have is shared out among them. 0: there is no such process, or it
     may not be read. Takes as long as a footprint.
     """
-    found, counts = 0, False
+    total_bytes, counts = 0, False
     try:
         with Path(f"/proc/{pid}/smaps").open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
                 if (mapping := _MAPPING.match(line)) is not None:
                     counts = mapping[1] in files
                 elif counts and line.startswith("Pss:"):
-                    found += int(line.split()[1]) * 1024
+                    total_bytes += int(line.split()[1]) * 1024
     except OSError:
         return 0
-    return found
+    return total_bytes
 
 
 def has_driver() -> bool:
@@ -112,15 +112,15 @@ def _fields(pid: int, name: str, wanted: tuple[str, ...]) -> dict[str, int]:
         text = Path(f"/proc/{pid}/{name}").read_text("utf-8", "replace")
     except OSError as error:
         raise FootprintError(f"pid {pid}: {error.strerror}") from error
-    found = {
+    fields = {
         field: int(rest.split()[0]) * 1024
         for field, _, rest in (line.partition(":") for line in text.splitlines())
         if field in wanted
     }
-    if len(found) != len(wanted):
+    if len(fields) != len(wanted):
         # A zombie has no mappings.
         raise FootprintError(f"pid {pid}: it has no memory map, it is exiting")
-    return found
+    return fields
 
 
 def _card_bytes(pid: int) -> int:

@@ -56,7 +56,7 @@ def card_memory(pids: Collection[int]) -> CardMemory | None:
     """
     with _errors():
         try:
-            found = [
+            memories = [
                 pynvml.nvmlDeviceGetMemoryInfo(card)
                 for card in _cards()
                 if any(
@@ -65,9 +65,12 @@ def card_memory(pids: Collection[int]) -> CardMemory | None:
             ]
         except pynvml.NVMLError_LibraryNotFound:
             return None
-    if not found:
+    if not memories:
         return None
-    return CardMemory(sum(card.total for card in found), sum(card.free for card in found))
+    return CardMemory(
+        sum(memory.total for memory in memories),
+        sum(memory.free for memory in memories),
+    )
 
 
 def has_open(pid: int, devices: tuple[str, ...]) -> bool:

@@ -49,16 +49,16 @@ class TreeGauge:
             FootprintError: the guard's footprint can't be read.
         """
         guard = self._gauges[self._guard_pid].read()
-        found = [guard]
+        footprints = [guard]
         others = self._others()
         for pid in others:
             # Processes end while they are looked at.
             with contextlib.suppress(FootprintError):
-                found.append(self._gauges.setdefault(pid, FootprintGauge(pid)).read())
+                footprints.append(self._gauges.setdefault(pid, FootprintGauge(pid)).read())
         return Footprint(
-            host_bytes=sum(footprint.host_bytes for footprint in found) + self._mapped(others),
+            host_bytes=sum(footprint.host_bytes for footprint in footprints) + self._mapped(others),
             host_peak_bytes=None,
-            card_bytes=sum(footprint.card_bytes for footprint in found),
+            card_bytes=sum(footprint.card_bytes for footprint in footprints),
         )
 
     def _mapped(self, pids: set[int]) -> int:

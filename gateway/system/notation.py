@@ -125,8 +125,8 @@ def nearest_model(name: str, known: Iterable[str]) -> str | None:
     wanted = _tail(name.lower())
     if wanted in ids:
         return ids[wanted]
-    if found := nearest(wanted, ids):
-        return ids[found]
+    if similar := nearest(wanted, ids):
+        return ids[similar]
     if len(wanted) >= _LEAST_PART:
         longer = (model_id for model_id in ids if wanted in model_id or model_id in wanted)
         if found := min(longer, key=lambda text: abs(len(text) - len(wanted)), default=None):
@@ -139,14 +139,16 @@ def alike(name: str, known: Iterable[str]) -> list[str]:
     if len(name) > _LONGEST:
         return []
     ids = {name.lower(): name for name in known}
-    found = [ids[close_match] for close_match in difflib.get_close_matches(name.lower(), list(ids))]
+    matches = [
+        ids[close_match] for close_match in difflib.get_close_matches(name.lower(), list(ids))
+    ]
     first = nearest_model(name, ids.values())
-    return list(dict.fromkeys(found if first is None else [first, *found]))
+    return list(dict.fromkeys(matches if first is None else [first, *matches]))
 
 
-def suggestion(found: str | None) -> str:
-    """A question that follows an error message: whether `found` was meant. Empty without it."""
-    return "" if found is None else f" Did you mean {found!r}?"
+def suggestion(name: str | None) -> str:
+    """A question that follows an error message: whether `name` was meant. Empty without it."""
+    return "" if name is None else f" Did you mean {name!r}?"
 
 
 def _tail(name: str) -> str:

@@ -145,7 +145,7 @@ class Descendants:
     async def look(self) -> None:
         """Look for descendants now. If the look takes too long, the known ones stay."""
         try:
-            found = await self._lane.run(
+            by_pid = await self._lane.run(
                 functools.partial(descendants, [self._pid]), _LOOK_S, "the list of processes"
             )
         except (OSError, psutil.Error) as error:
@@ -156,12 +156,12 @@ class Descendants:
                 extra=about(pid=self._pid),
             )
         else:
-            self.remember(found[self._pid])
+            self.remember(by_pid[self._pid])
 
-    def remember(self, found: set[ProcessIdentity]) -> None:
+    def remember(self, present: set[ProcessIdentity]) -> None:
         # If none are found, the worker may have just ended, and the descendants have lost their
         # parent.
-        self._known = found or self._known
+        self._known = present or self._known
 
     def end(self) -> None:
         """Kill the known descendants at once."""

@@ -310,7 +310,7 @@ def running_address(state_dir: StateDir) -> Address | None:
     address isn't written yet.
 
     Raises:
-        StateDirError: another account may have written it, to be told the admin key.
+        StateDirError: another account may have written the address, to get the admin key.
     """
     holder, path = lock_holder(state_dir.path), state_dir.address_path
     if holder is None or not path.exists():

@@ -95,30 +95,30 @@ def read_file(path: Path) -> bytes:
         return file.read()
 
 
-def written_by_others(path: Path, found: os.stat_result) -> str | None:
+def written_by_others(path: Path, status: os.stat_result) -> str | None:
     """Why another account may have written a file, and what mends it; None: none has. Root may
     read what its users have written, as it does for the gateway of another account.
     """
     uid = os.geteuid()
-    if uid != 0 and found.st_uid not in (0, uid):
-        return f"it belongs to uid {found.st_uid}, and this process runs as uid {uid}: `chown` it"
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return f"others may write to it (its mode is {_mode(found)}): `chmod go-w {path}`"
+    if uid != 0 and status.st_uid not in (0, uid):
+        return f"it belongs to uid {status.st_uid}, and this process runs as uid {uid}: `chown` it"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"others may write to it (its mode is {_mode(status)}): `chmod go-w {path}`"
     return None
 
 
 def read_secret(path: Path) -> bytes:
     """Raises: OSError; PermissionError: other accounts have rights to the file."""
     with _opened(path) as file:
-        found = os.fstat(file.fileno())
-        if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            reason = f"others have rights to it (its mode is {_mode(found)})"
+        status = os.fstat(file.fileno())
+        if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            reason = f"others have rights to it (its mode is {_mode(status)})"
             raise PermissionError(errno.EACCES, reason, str(path))
         return file.read()
 
 
-def _mode(found: os.stat_result) -> str:
-    return f"{stat.S_IMODE(found.st_mode):04o}"
+def _mode(status: os.stat_result) -> str:
+    return f"{stat.S_IMODE(status.st_mode):04o}"
 
 
 def _opened(path: Path) -> BinaryIO:
@@ -153,18 +153,18 @@ def untrusted(folder: Path) -> str | None:
     is missing. The gateway must trust its records there: it ends the processes that they name.
     """
     try:
-        found = folder.stat()
+        status = folder.stat()
     except OSError:
         return None
-    if not stat.S_ISDIR(found.st_mode):
+    if not stat.S_ISDIR(status.st_mode):
         return f"{folder} is no folder: move it away"
-    if found.st_uid != os.geteuid():
+    if status.st_uid != os.geteuid():
         return (
-            f"{folder} belongs to uid {found.st_uid} and the gateway runs as uid {os.geteuid()}: "
+            f"{folder} belongs to uid {status.st_uid} and the gateway runs as uid {os.geteuid()}: "
             "choose another folder, or give it to this account with chown"
         )
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return f"others may write to {folder} (its mode is {_mode(found)}): `chmod go-w` it"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"others may write to {folder} (its mode is {_mode(status)}): `chmod go-w` it"
     return None
 
 

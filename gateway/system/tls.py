@@ -75,10 +75,10 @@ def validity(certificate: Path) -> tuple[float, float]:
     from cryptography import x509
 
     try:
-        found = x509.load_pem_x509_certificate(certificate.read_bytes())
+        parsed = x509.load_pem_x509_certificate(certificate.read_bytes())
     except (OSError, ValueError) as error:
         raise CertificateError(f"{certificate} can't be read: {error}") from error
-    return found.not_valid_before_utc.timestamp(), found.not_valid_after_utc.timestamp()
+    return parsed.not_valid_before_utc.timestamp(), parsed.not_valid_after_utc.timestamp()
 
 
 def new_context() -> ssl.SSLContext:

@@ -28,5 +28,5 @@ def via_value(instance: str) -> bytes:
 
 def comes_back(headers: Iterable[tuple[bytes, bytes]], instance: str) -> bool:
     """Whether a request has passed this gateway before. Names of headers are in lower case."""
-    own = via_value(instance)
-    return any(name == b"via" and own in value for name, value in headers)
+    via = via_value(instance)
+    return any(name == b"via" and via in value for name, value in headers)

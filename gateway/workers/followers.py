@@ -86,9 +86,9 @@ class FollowingRank:
         """Read the rank's footprint; None: no process runs. Raises: FootprintError, OSError."""
         if self.running is None:
             return None
-        found = await self.running.footprint()
-        self.footprint_bytes = found.current_bytes
-        return found
+        footprint = await self.running.footprint()
+        self.footprint_bytes = footprint.current_bytes
+        return footprint
 
     async def apply(self, step: ShutdownStep) -> None:
         """Apply a shutdown step to the rank. Raises: OSError."""
@@ -107,7 +107,7 @@ class FollowingRank:
 
 
 class RankZero(Protocol):
-    """Rank 0, which is told of its followers' starts and ends."""
+    """Rank 0, which gets the starts and ends of its followers."""
 
     def followers_started(self, failure: str | None) -> None:
         """All starts of followers are over. `failure` says why a start failed; None: none did."""
@@ -173,12 +173,14 @@ class Followers:
         Raises:
             FootprintError, OSError: the footprint of a follower on this machine can't be read.
         """
-        here = [member for member in self.members if member.is_here]
+        members_here = [member for member in self.members if member.is_here]
         there = (rank.read_footprint() for rank in self.members if not rank.is_here)
-        found = await asyncio.gather(*(following_rank.read_footprint() for following_rank in here))
+        footprints = await asyncio.gather(
+            *(following_rank.read_footprint() for following_rank in members_here)
+        )
         # Each other host counts the memory of its ranks. This gateway only shows their footprints.
         await asyncio.gather(*there, return_exceptions=True)
-        return [footprint for footprint in found if footprint is not None]
+        return [footprint for footprint in footprints if footprint is not None]
 
     async def apply(self, step: ShutdownStep) -> None:
         """Apply a shutdown step to all followers. A failure is only logged: the next step
@@ -194,8 +196,8 @@ class Followers:
         """Translate a message for rank 0: bytes of all ranks on this machine become bytes of one
         rank, and a limit becomes no more than other hosts keep for a rank.
         """
-        each = for_each_rank(message, sharing(self.size_here))
-        return capped(each, self.reservation.most_bytes, self.reservation.bound_bytes)
+        rank_message = for_each_rank(message, sharing(self.size_here))
+        return capped(rank_message, self.reservation.most_bytes, self.reservation.bound_bytes)
 
     def from_rank_0(self, message: WorkerMessage) -> WorkerMessage:
         """Take in a message of rank 0, and translate it: bytes of one rank become bytes of all
@@ -288,9 +290,9 @@ class Followers:
         if (
             elsewhere := next((member for member in self.members if not member.is_here), None)
         ) is not None:
-            own = own_address(towards=addresses[elsewhere.rank])
+            address_here = own_address(towards=addresses[elsewhere.rank])
             addresses = [
-                own if isinstance(host, LocalHost) else address
+                address_here if isinstance(host, LocalHost) else address
                 for host, address in zip(plan.hosts, addresses, strict=True)
             ]
         if plan.backend == "jaccl":

@@ -4,7 +4,7 @@ the events.
 All ranks belong to one model, and end together, on whichever hosts they run:
 
 1. When a rank ends without an order, all other ranks are ended at once.
-2. A follower that ends by itself with exit code 0 was told to do so by rank 0, which is about to
+2. A follower that ends by itself with exit code 0 has got that order from rank 0, which is about to
    end, too. If rank 0 still runs after `LEADER_FOLLOWS_S`, all ranks are ended. Then the follower
    counts as the lost rank, unless rank 0 has reported another one.
 3. Once the ranks are being ended, no follower is started any more. A follower whose start was under

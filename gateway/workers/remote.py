@@ -337,13 +337,13 @@ class RankRecords:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._own = folder / str(os.getpid())
+        self._program_folder = folder / str(os.getpid())
 
     def begun(self) -> WorkerRecords:
         """Begin this program's own records. Raises: OSError, ProcessGoneError."""
-        make_folder(self._own)
-        write_state(self._own.with_suffix(".json"), identify(os.getpid()))
-        return WorkerRecords(self._own)
+        make_folder(self._program_folder)
+        write_state(self._program_folder.with_suffix(".json"), identify(os.getpid()))
+        return WorkerRecords(self._program_folder)
 
     def end_orphans(self) -> None:
         """End the ranks of programs that have ended. Blocks."""
@@ -356,7 +356,7 @@ class RankRecords:
                 self._remove(folder)
 
     def close(self) -> None:
-        self._remove(self._own)
+        self._remove(self._program_folder)
 
     def _remove(self, folder: Path) -> None:
         with contextlib.suppress(OSError):

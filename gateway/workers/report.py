@@ -146,7 +146,7 @@ class WorkerMemory(MemoryState):
 
     @property
     def _unsent_bytes(self) -> int:
-        """The change of `beside_bytes` since the worker was told; 0: the change is noise."""
+        """The change of `beside_bytes` since they were last sent; 0: the change is noise."""
         change_bytes = self.beside_bytes - self.sent_beside_bytes
         noise_bytes = max(_NOISE_BYTES, int((self.granted_bytes or 0) * _NOISE_SHARE))
         return change_bytes if abs(change_bytes) > noise_bytes else 0
@@ -170,7 +170,7 @@ class WorkerReport:
     """The last report of a worker. Once a model is loaded, `fingerprint`, `abilities` and
     `sampling` are the model's, and `context_tokens` is the context in force. `short_of_memory`
     counts requests that wait for memory in the worker. The worker computes at most `rows` sequences
-    at a time; 0: it hasn't said. `alone` says why it computes requests one at a time, if it does.
+    at a time; 0: it isn't known. `alone` says why it computes requests one at a time, if it does.
     `tokens_per_s` is of the last window. The server of a command listens at `address`.
     """
 

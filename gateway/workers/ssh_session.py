@@ -264,9 +264,9 @@ def disagreement(host: str, hello: RemoteHello) -> str | None:
             f"this one {API}: install the same on both hosts."
         )
     differing = [
-        f"{name} {hello.versions.get(name, 'nowhere')} there and {here} here"
-        for name, here in versions().items()
-        if hello.versions.get(name) != here
+        f"{name} {hello.versions.get(name, 'nowhere')} there and {version} here"
+        for name, version in versions().items()
+        if hello.versions.get(name) != version
     ]
     if not differing:
         return None

@@ -167,7 +167,7 @@ class Starter:
         estimated: Estimate | None,
     ) -> None:
         settings = model.settings
-        here: RankHost = LocalHost(self._records, self._room_bytes)
+        local_host: RankHost = LocalHost(self._records, self._room_bytes)
         floor_bytes, whole_bytes = (
             (0, 0) if estimated is None else (estimated.floor_bytes, estimated.whole_bytes)
         )
@@ -176,7 +176,7 @@ class Starter:
             incarnation=worker.incarnation,
             backend=settings.backend or default_backend(),
             split=settings.split,
-            hosts=[there.get(place.host, here) for place in settings.places],
+            hosts=[there.get(place.host, local_host) for place in settings.places],
             interfaces=[rank_place.interfaces for rank_place in settings.places],
             silence_s=max(self._in_force.settings.workers.heartbeat_timeout_s, _LEAST_SILENCE_S),
             log=log,

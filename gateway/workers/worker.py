@@ -156,8 +156,8 @@ class Worker:
     def pids(self) -> list[int]:
         """The pids of the model's ranks on this machine."""
         others = () if self.followers is None else self.followers.members
-        here = (other.process for other in others if other.is_here)
-        return [self.pid, *(process.pid for process in here if process is not None)]
+        processes = (other.process for other in others if other.is_here)
+        return [self.pid, *(process.pid for process in processes if process is not None)]
 
     def adopt(self, listener: Listener, log: WorkerLog) -> None:
         """Pass the worker to another supervisor."""
@@ -278,11 +278,13 @@ class Worker:
         return self.memory.record_footprint(footprint, loaded=loaded, obeyed_bytes=obeyed_bytes)
 
     async def _read_footprint(self) -> Footprint:
-        own = await self._lane.run(self._footprint.read, _READING_S, f"the footprint of {self.pid}")
-        self.own_footprint_bytes = own.current_bytes
+        footprint = await self._lane.run(
+            self._footprint.read, _READING_S, f"the footprint of {self.pid}"
+        )
+        self.own_footprint_bytes = footprint.current_bytes
         if self.followers is None:
-            return own
-        return together([own, *await self.followers.read_footprints()])
+            return footprint
+        return together([footprint, *await self.followers.read_footprints()])
 
     async def move(self, order: Move, deadline_s: float) -> bool:
         """Have the worker move to another gateway. Returns False if the worker hasn't sent its last
@@ -346,12 +348,12 @@ class Worker:
             )
             return
         self.survived_kill = True
-        here = self._exit_status is None or (
+        runs_here = self._exit_status is None or (
             self.followers is not None and self.followers.running_here
         )
         logger.error(
             "Worker %d survived SIGKILL; its memory stays taken"
-            if here
+            if runs_here
             else "Worker %d has ended; its ranks elsewhere are waited for",
             self.pid,
             extra=about(pid=self.pid),

@@ -185,11 +185,11 @@ class PromptKeeper:
             # No step follows during which the new blocks would be computed.
             self.cache.store()
 
-    def _store_row(self, each: CachedRow, depth: int, sizes: list[BatchSize]) -> None:
-        row = each.row
+    def _store_row(self, cached_row: CachedRow, depth: int, sizes: list[BatchSize]) -> None:
+        row = cached_row.row
         if row.cached_blocks is None or depth <= row.cached_blocks:
             return
-        computed = _computed(each, depth)
+        computed = _computed(cached_row, depth)
         if computed is None:
             return
         bytes_ = self._bytes_of(computed)
@@ -199,7 +199,7 @@ class PromptKeeper:
             return  # There may be more room later: a row has all its caches until it ends.
         self.cache.add([computed])
         if self.cache.needs_snapshots:
-            self.cache.add_snapshot(computed.path, each.caches, each.place)
+            self.cache.add_snapshot(computed.path, cached_row.caches, cached_row.place)
         row.cached_blocks = depth
 
     def _store_ended(self, ended: Iterable[CachedRow], sizes: list[BatchSize]) -> None:
@@ -273,11 +273,11 @@ class PromptKeeper:
         )
 
 
-def _computed(each: CachedRow, depth: int) -> ComputedRow | None:
+def _computed(cached_row: CachedRow, depth: int) -> ComputedRow | None:
     """The blocks of a row up to `depth` that the cache doesn't have. None: no blocks of this row
     are stored.
     """
-    row, path = each.row, each.row.sequence.path
+    row, path = cached_row.row, cached_row.row.sequence.path
     if path is None or row.cached_blocks is None:
         return None
     token_ids = row.sequence.token_ids
@@ -285,7 +285,7 @@ def _computed(each: CachedRow, depth: int) -> ComputedRow | None:
         token_ids = token_ids + row.generated
     so_far = path.to(token_ids[: depth * BLOCK_TOKENS])
     return ComputedRow(
-        so_far.to_depth(depth), token_ids, each.caches, each.place, row.cached_blocks
+        so_far.to_depth(depth), token_ids, cached_row.caches, cached_row.place, row.cached_blocks
     )
 
 

@@ -134,11 +134,15 @@ class PrefillPace:
         bound_s = min(self._beside_decoding_s, share_s) if decoding else self._alone_s
         fitting = int(tokens_per_s * bound_s / max(rows, 1))
         # A single measurement may be wrong, so lengths grow by steps. They shrink at once.
-        here = _magnitude(context)
-        last = self._chunks[here] if here in self._fresh and here in self._chunks else self._last
+        magnitude = _magnitude(context)
+        last = (
+            self._chunks[magnitude]
+            if magnitude in self._fresh and magnitude in self._chunks
+            else self._last
+        )
         wanted = min(fitting, last * _GROWTH, most)
         self._last = max(_SMALLEST, 1 << max(wanted, 1).bit_length() - 1)
-        self._chunks[here] = self._last
+        self._chunks[magnitude] = self._last
         self._whole = self._last * rows
         return self._last
 
@@ -147,8 +151,8 @@ class PrefillPace:
         magnitude, or else the highest bound from any other. None: nothing was measured lately.
         """
         fresh = self._fresh
-        here = fresh.get(_magnitude(context))
-        known = fresh.values() if here is None else (here,)
+        measured = fresh.get(_magnitude(context))
+        known = fresh.values() if measured is None else (measured,)
         return max((speed.lower_bound(context) for speed in known), default=None)
 
     @property

@@ -100,20 +100,20 @@ class SequenceRow:
                 logits, self.sequence.token_ids, self.seen_tokens, end, alternatives
             )
 
-    def record_token(self, made: RowToken, score: Score | None) -> Token:
+    def record_token(self, row_token: RowToken, score: Score | None) -> Token:
         """Add a token to the answer. The first token carries the scores of the prompt."""
-        self.generated.append(made.token)
+        self.generated.append(row_token.token)
         scores, self.prompt_scores = self.prompt_scores, None
         return Token(
             self.sequence.request_id,
-            made.token,
-            made.finish_reason,
+            row_token.token,
+            row_token.finish_reason,
             self.cached_tokens,
             score,
             scores,
             first=len(self.generated) == 1,
-            guessed=made.guessed,
-            rejected=made.rejected,
+            guessed=row_token.guessed,
+            rejected=row_token.rejected,
         )
 
 

@@ -107,12 +107,12 @@ def _long_prompt(loaded: LoadedModel, prompt_ids: list[int], tokens: int) -> flo
 def _generate(loaded: LoadedModel, prompt_ids: list[int], tokens: int) -> _AnswerTimes:
     engine = BatchedEngine(loaded.model, (), 1, CacheRoom(measure_caches(loaded.model)))
     engine.add(Sequence("measured", prompt_ids, tokens, sampling=None, ignore_eos=True))
-    made, began, first = 0, time.monotonic(), 0.0
-    while made < tokens:
+    answer_tokens, began, first = 0, time.monotonic(), 0.0
+    while answer_tokens < tokens:
         new = len(engine.step())
-        if made == 0 and new:
+        if answer_tokens == 0 and new:
             first = time.monotonic()
-        made += new
+        answer_tokens += new
     ended = time.monotonic()
     engine.close()
     return _AnswerTimes(first - began, ended - first)

@@ -46,16 +46,16 @@ class Shares:
 
     def __init__(self) -> None:
         self._right = [_FIRST_WEIGHT * first_share for first_share in _FIRST_SHARES]
-        self._made = [_FIRST_WEIGHT] * len(_FIRST_SHARES)
+        self._counted = [_FIRST_WEIGHT] * len(_FIRST_SHARES)
 
     def count(self, matched: int, *, right: bool) -> None:
         length_bits = matched.bit_length()
         self._right[length_bits] = self._right[length_bits] * _FADING + right
-        self._made[length_bits] = self._made[length_bits] * _FADING + 1.0
+        self._counted[length_bits] = self._counted[length_bits] * _FADING + 1.0
 
     def share(self, matched: int) -> float:
         length_bits = matched.bit_length()
-        return self._right[length_bits] / self._made[length_bits]
+        return self._right[length_bits] / self._counted[length_bits]
 
 
 class RowShares:
@@ -66,16 +66,16 @@ class RowShares:
     def __init__(self, of_all: Shares) -> None:
         self._of_all = of_all
         self._right = 0.0
-        self._made = 0.0
+        self._counted = 0.0
 
     def count(self, matched: int, *, right: bool) -> None:
         self._of_all.count(matched, right=right)
         self._right = self._right * _ROW_FADING + right
-        self._made = self._made * _ROW_FADING + 1.0
+        self._counted = self._counted * _ROW_FADING + 1.0
 
     def share(self, matched: int) -> float:
         expected = _ROW_WEIGHT * self._of_all.share(matched)
-        return (self._right + expected) / (self._made + _ROW_WEIGHT)
+        return (self._right + expected) / (self._counted + _ROW_WEIGHT)
 
 
 class _Chance(NamedTuple):
@@ -246,10 +246,10 @@ class BatchGuesser:
             for chance, draft_chance in zip(chances, drafted, strict=True)
         ]
         if any(counts):
-            for index, made in enumerate(draft(counts)):
-                if made:
-                    guesses[index] = made
-                    self._rows[rows[index]].expect(first[index], made)
+            for index, draft_tokens in enumerate(draft(counts)):
+                if draft_tokens:
+                    guesses[index] = draft_tokens
+                    self._rows[rows[index]].expect(first[index], draft_tokens)
         return guesses
 
     def _rehearse(self, most: Sequence[int], draft: DraftGuesses) -> list[list[int]]:
@@ -319,16 +319,16 @@ class BatchGuesser:
                 break
             drafting = _Plan(width, min(width - 1, self._drafts.tokens))
             for plan in (_Plan(width), drafting) if drafting.drafted else (drafting,):
-                made = sum(
+                speed = sum(
                     max(
                         self._expected(chance, width),
                         self._expected(draft_chance, 1 + plan.drafted),
                     )
                     for chance, draft_chance in zip(chances, drafted, strict=True)
                 )
-                made /= self._costs.ratio(rows, width) + plan.drafted * self._costs.ratio(
+                speed /= self._costs.ratio(rows, width) + plan.drafted * self._costs.ratio(
                     rows, DRAFTED
                 )
-                if made > most:
-                    best, most = plan, made
+                if speed > most:
+                    best, most = plan, speed
         return best

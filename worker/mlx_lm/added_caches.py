@@ -59,9 +59,9 @@ class QuantizedCache(CacheList):  # type: ignore[misc]  # mlx-lm is untyped
 
     def of(self, caches: Iterable[Any]) -> QuantizedCache:
         """The same kind of cache with other packed numbers, scales and biases."""
-        made = copy(self)
-        made.caches = tuple(caches)
-        return made
+        quantized = copy(self)
+        quantized.caches = tuple(caches)
+        return quantized
 
 
 class QuantizingModel:

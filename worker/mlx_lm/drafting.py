@@ -128,7 +128,7 @@ class Drafting:
         if max(map(len, behind)) > usual:
             self._see(all_rows, [tokens[:-usual] for tokens in behind])
             begun = True
-        made = self._chain(
+        chains = self._chain(
             all_rows,
             [tokens[-usual:] for tokens in behind],
             places,
@@ -136,7 +136,7 @@ class Drafting:
             choose([self._rows[place].uid for place in places]),
         )
         by_uid = {}
-        for place, guesses in zip(places, made, strict=True):
+        for place, guesses in zip(places, chains, strict=True):
             known = self._rows[place]
             # The last guess is not seen.
             known.guesses = guesses[:-1]
@@ -235,15 +235,15 @@ class Drafting:
         if hidden is not None:
             lasts = mx.array([max(0, len(tokens) - 1) for tokens in behind])
             hidden = hidden[mx.arange(len(behind)), lasts][:, None]
-        made = [draw(logits)]
+        drawn = [draw(logits)]
         grown = [int(bool(tokens)) for tokens in behind]
         for _ in range(most - 1):
-            mx.async_eval(made[-1])  # type: ignore[no-untyped-call]  # MLX's own stubs
-            tokens = mx.zeros(len(behind), dtype=made[-1].dtype)
-            tokens[rows] = made[-1]
+            mx.async_eval(drawn[-1])  # type: ignore[no-untyped-call]  # MLX's own stubs
+            tokens = mx.zeros(len(behind), dtype=drawn[-1].dtype)
+            tokens[rows] = drawn[-1]
             logits, hidden = self._pass(tokens[:, None], hidden, grown)
-            made.append(draw(logits[rows, -1]))
-        guesses: list[list[int]] = mx.stack(made, axis=1).tolist()  # type: ignore[assignment]
+            drawn.append(draw(logits[rows, -1]))
+        guesses: list[list[int]] = mx.stack(drawn, axis=1).tolist()  # type: ignore[assignment]
         return guesses
 
     def _see(

@@ -95,9 +95,9 @@ class RowLengths:
 
     def of(self, rows: Sequence[int]) -> RowLengths:
         """The lengths of some rows."""
-        made = RowLengths([self.tokens[row] for row in rows], self.window)
-        made.dropped = [self.dropped[row] for row in rows]
-        return made
+        lengths = RowLengths([self.tokens[row] for row in rows], self.window)
+        lengths.dropped = [self.dropped[row] for row in rows]
+        return lengths
 
     def seen_slots(self, width: int) -> tuple[int, int]:
         """The slots that `width` tokens a row may look at: the first, and the end of the last."""
@@ -308,9 +308,9 @@ def changed(change: Callable[..., Any], *lists: Sequence[Any]) -> list[Any]:
         if not isinstance(caches[0], CacheList):
             return change(*caches)
         # A copy keeps the kind of the list.
-        made = copy(caches[0])
-        made.caches = tuple(changed(change, *(cache.caches for cache in caches)))
-        return made
+        copied = copy(caches[0])
+        copied.caches = tuple(changed(change, *(cache.caches for cache in caches)))
+        return copied
 
     return [one(*caches) for caches in zip(*lists, strict=True)]
 

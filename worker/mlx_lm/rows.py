@@ -442,21 +442,21 @@ class DecodingRows:
         for place, (row, tokens) in enumerate(zip(self._rows, given, strict=True)):
             for index, token in enumerate(tokens):
                 reason = row.give(token)
-                made = RowToken(
+                row_token = RowToken(
                     row.uid, token, reason, None, index > 0, 0 if index else rejected[place]
                 )
-                row_tokens.append(made)
+                row_tokens.append(row_token)
                 if self._guesser is not None:
                     self._guesser.record(row.uid, token)
                 if reason is None:
                     continue
                 group, number = self._find(place)
                 if not self._lends:
-                    made.prompt_cache = RowCaches(group.extract(number), 0)
+                    row_token.prompt_cache = RowCaches(group.extract(number), 0)
                 else:
                     if id(group) not in lent:
                         lent[id(group)] = group.lent()
-                    made.prompt_cache = RowCaches(lent[id(group)], group.places[number])
+                    row_token.prompt_cache = RowCaches(lent[id(group)], group.places[number])
                 break
             else:
                 keep.append(place)

@@ -66,17 +66,17 @@ class Snapshots:
     """The uses of the snapshots in memory, which tell the snapshot whose loss costs least."""
 
     def __init__(self) -> None:
-        self._found: dict[bytes, _Snapshot] = {}
+        self._snapshots: dict[bytes, _Snapshot] = {}
         self._requests = 0
 
     def __iter__(self) -> Iterator[bytes]:
-        return iter(self._found)
+        return iter(self._snapshots)
 
     def resume(self, key: bytes | None) -> None:
         """Note that a request goes on from this snapshot; None: it begins without a snapshot."""
         self._requests += 1
-        if key in self._found:
-            self._found[key].resumed += 1
+        if key in self._snapshots:
+            self._snapshots[key].resumed += 1
 
     def use(self, path: Sequence[tuple[int, bytes]], end: int, at_message: Container[int]) -> None:
         """Note a use of a path of `end` blocks. `path` has all its snapshots, by their depths in
@@ -84,31 +84,35 @@ class Snapshots:
         """
         before = None
         for depth, key in path:
-            each = self._found.setdefault(key, _Snapshot(depth, before, end, self._requests))
-            each.before, each.end, each.used_at = before, end, self._requests
-            each.at_message |= depth in at_message
+            snapshot = self._snapshots.setdefault(
+                key, _Snapshot(depth, before, end, self._requests)
+            )
+            snapshot.before, snapshot.end, snapshot.used_at = before, end, self._requests
+            snapshot.at_message |= depth in at_message
             before = key
 
     def drop(self, key: bytes) -> None:
-        gone = self._found.pop(key)
-        for snapshot in self._found.values():
+        gone = self._snapshots.pop(key)
+        for snapshot in self._snapshots.values():
             if snapshot.before == key:
                 snapshot.before = gone.before
 
     def mark_stored(self, key: bytes) -> None:
         """Note that the snapshot goes to disk."""
-        self._found[key].stored = True
+        self._snapshots[key].stored = True
 
     def is_stored(self, key: bytes) -> bool:
-        return self._found[key].stored
+        return self._snapshots[key].stored
 
     def is_at_message(self, key: bytes) -> bool:
-        return self._found[key].at_message
+        return self._snapshots[key].at_message
 
     @property
     def inner(self) -> set[bytes]:
         """The snapshots that have a snapshot behind them on some path."""
-        return {snapshot.before for snapshot in self._found.values() if snapshot.before is not None}
+        return {
+            snapshot.before for snapshot in self._snapshots.values() if snapshot.before is not None
+        }
 
     def least(self, spared: Container[bytes] = ()) -> bytes | None:
         """The inner snapshot whose loss costs least, as far as past requests tell; None: all are
@@ -122,8 +126,10 @@ class Snapshots:
         return min(keys, key=self._cost, default=None)
 
     def _cost(self, key: bytes) -> float:
-        each = self._found[key]
-        before = 0 if each.before is None else self._found[each.before].depth
-        odds = each.resumed + (_AT_MESSAGE if each.at_message else 1)
-        from_end = each.end - each.depth + 1
-        return (each.depth - before) * odds / (from_end * (self._requests - each.used_at + 1))
+        snapshot = self._snapshots[key]
+        before = 0 if snapshot.before is None else self._snapshots[snapshot.before].depth
+        odds = snapshot.resumed + (_AT_MESSAGE if snapshot.at_message else 1)
+        from_end = snapshot.end - snapshot.depth + 1
+        return (
+            (snapshot.depth - before) * odds / (from_end * (self._requests - snapshot.used_at + 1))
+        )

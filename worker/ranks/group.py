@@ -58,17 +58,17 @@ def join(ranks: Ranks, rank: int) -> Any:
 def _variables(ranks: Ranks, rank: int, folder: Path) -> dict[str, str]:
     """The environment variables that mlx.launch would set for this rank."""
     first = ranks.addresses[0][0]
-    own = {"MLX_RANK": str(rank)}
+    variables = {"MLX_RANK": str(rank)}
     match ranks.backend:
         case "ring":
-            return {**own, "MLX_HOSTFILE": _file(folder / "hosts.json", ranks.addresses)}
+            return {**variables, "MLX_HOSTFILE": _file(folder / "hosts.json", ranks.addresses)}
         case "jaccl":
             devices = _file(folder / "devices.json", ranks.devices)
-            return {**own, "MLX_IBV_DEVICES": devices, "MLX_JACCL_COORDINATOR": first}
+            return {**variables, "MLX_IBV_DEVICES": devices, "MLX_JACCL_COORDINATOR": first}
         case "nccl":
             host, _, port = first.rpartition(":")
             return {
-                **own,
+                **variables,
                 "MLX_WORLD_SIZE": str(ranks.size),
                 "NCCL_HOST_IP": host,
                 "NCCL_PORT": port,

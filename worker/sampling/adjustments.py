@@ -140,7 +140,7 @@ def make_adjustments(
     `most_tokens` at most; `ends` are the tokens that end an answer.
     """
     penalty = 1.0 if sampling.repetition_penalty is None else sampling.repetition_penalty
-    made = Adjustments(
+    adjustments = Adjustments(
         prompt_tokens,
         repetition_penalty=penalty,
         repetition_tokens=min(sampling.repetition_context_tokens, most_tokens),
@@ -152,8 +152,14 @@ def make_adjustments(
         min_tokens=sampling.min_tokens if ends else 0,
         ends=tuple(ends),
     )
-    changes = made.repeats or made.counts or made.logit_bias or made.allowed or made.banned
-    return made if changes or made.min_tokens else None
+    changes = (
+        adjustments.repeats
+        or adjustments.counts
+        or adjustments.logit_bias
+        or adjustments.allowed
+        or adjustments.banned
+    )
+    return adjustments if changes or adjustments.min_tokens else None
 
 
 def banned_sequences(words: Iterable[str], tokenizer: Any) -> list[tuple[int, ...]]:

@@ -114,9 +114,9 @@ def _largest(values: mx.array, count: int) -> mx.array:
     rows, vocabulary = values.shape
     if count == vocabulary:
         return mx.sort(values, axis=-1)
-    each = width(vocabulary)
+    block_width = width(vocabulary)
     # The largest values are in the `count` blocks with the largest maxima.
-    if 2 * count * each <= vocabulary:
+    if 2 * count * block_width <= vocabulary:
         blocks = in_blocks(values)
         heads = blocks.max(axis=-1)
         chosen = mx.argpartition(heads, -count, axis=-1)[:, -count:]
@@ -294,5 +294,5 @@ def width(vocabulary: int) -> int:
 def in_blocks(values: mx.array) -> mx.array:
     """Shape (rows, vocabulary) to (rows, blocks, width)."""
     rows, vocabulary = values.shape
-    each = width(vocabulary)
-    return values.reshape(rows, vocabulary // each, each)
+    block_width = width(vocabulary)
+    return values.reshape(rows, vocabulary // block_width, block_width)

@@ -93,15 +93,15 @@ def _likeliest(logprobs: mx.array) -> tuple[mx.array, mx.array]:
     MOST_ALTERNATIVES, so that a choice among equals doesn't depend on the other rows.
     """
     vocabulary = logprobs.shape[1]
-    count, each = min(MOST_ALTERNATIVES, vocabulary), width(vocabulary)
-    if 2 * count * each > vocabulary:
+    count, block_width = min(MOST_ALTERNATIVES, vocabulary), width(vocabulary)
+    if 2 * count * block_width > vocabulary:
         ids = mx.argpartition(logprobs, -count, axis=-1)[:, -count:]
         return ids, mx.take_along_axis(logprobs, ids, axis=-1)
     # The likeliest tokens are in the `count` blocks with the largest maxima.
     blocks = in_blocks(logprobs)
     best_blocks = mx.argpartition(blocks.max(axis=-1), -count, axis=-1)[:, -count:, None]
-    values = mx.take_along_axis(blocks, best_blocks, axis=1).reshape(-1, count * each)
-    ids = (best_blocks * each + mx.arange(each)).reshape(-1, count * each)
+    values = mx.take_along_axis(blocks, best_blocks, axis=1).reshape(-1, count * block_width)
+    ids = (best_blocks * block_width + mx.arange(block_width)).reshape(-1, count * block_width)
     best = mx.argpartition(values, -count, axis=-1)[:, -count:]
     return mx.take_along_axis(ids, best, axis=-1), mx.take_along_axis(values, best, axis=-1)
 

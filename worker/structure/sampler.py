@@ -333,7 +333,7 @@ class Matching:
         self._tokenizer = tokenizer
         self._thinking = thinking
         self._last: list[int] = []
-        # The tokens that must come next, as far as the last mask told.
+        # The tokens that must come next, by the last mask.
         self.forced: list[int] = []
         self.stage = Stage.BOUND
         if thinking is not None:

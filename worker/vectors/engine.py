@@ -189,9 +189,9 @@ class VectorEngine:
         self._room.vector_bytes = 0
 
     def _finish(self, batch: _TextBatch) -> None:
-        made = np.array(self._heads[batch.kind](batch.pool.result()).astype(mx.float32))
+        vectors = np.array(self._heads[batch.kind](batch.pool.result()).astype(mx.float32))
         self._end_batch()
-        for place, vector in zip(batch.places, made, strict=True):
+        for place, vector in zip(batch.places, vectors, strict=True):
             run = self._runs.get(place.job)
             if run is None:
                 continue

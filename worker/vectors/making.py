@@ -322,9 +322,9 @@ class VectorTokenizer:
         raise _invalid(f"dimensions: vectors of this model can't be cut so: {why}.", "dimensions")
 
 
-def _text(each: Any) -> str:
-    if isinstance(each, TextPrompt):
-        return each.text
+def _text(prompt: Any) -> str:
+    if isinstance(prompt, TextPrompt):
+        return prompt.text
     raise _invalid("Only texts can be compared, not token ids.", "inputs")
 
 

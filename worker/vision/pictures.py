@@ -51,10 +51,10 @@ class PictureProcessor:
         """
         images = decode_pictures(pictures)
         try:
-            made = mlx_vlm.inputs(self._processor, self._config, text, images)
+            inputs = mlx_vlm.inputs(self._processor, self._config, text, images)
         except Exception as error:
             raise UnusablePicturesError(str(error)) from error
-        arrays = {name: _numpy(item) for name, item in made.items() if item is not None}
+        arrays = {name: _numpy(item) for name, item in inputs.items() if item is not None}
         arrays.pop(_MASK, None)
         token_ids = [int(token_id) for token_id in arrays.pop(_IDS)[0]]
         picture_token = mlx_vlm.picture_token(self._processor, self._config)

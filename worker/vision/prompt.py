@@ -90,18 +90,18 @@ class EmbeddedPrompt:
         if arrays is None:
             return None
         tokens = mx.array([token_ids[seen_tokens : pictures.prompt_tokens]])
-        embeddings, made = _embed(model, tokens, _in_mlx(arrays))
-        if not mlx_vlm.computes_in_chunks(model, tokens, embeddings, made):
+        embeddings, inputs = _embed(model, tokens, _in_mlx(arrays))
+        if not mlx_vlm.computes_in_chunks(model, tokens, embeddings, inputs):
             return None
         language: Any = type(model.language_model)
         given = {
             name: item
-            for name, item in made.items()
+            for name, item in inputs.items()
             if name not in arrays and mlx_vlm.reads(language, name)
         }
         if given.keys() - {*_ALIGNED, _OF_PICTURES, SHIFT}:
             return None
-        beside = {name: item for name, item in made.items() if name in arrays or name in given}
+        beside = {name: item for name, item in inputs.items() if name in arrays or name in given}
         for name in _ALIGNED.keys() & given.keys():
             # Models cut these by the offset of the caches.
             beside[name] = _behind(given[name], _ALIGNED[name], seen_tokens)

@@ -106,7 +106,7 @@ class ModelCall:
         take_places(self.http, requests)
 
     def _priority(self, of_body: int | None) -> int | None:
-        """The priority in X-Priority, else `own`, the body's; None: the model's priority counts.
+        """The priority in X-Priority, or else `of_body`; None: the model's priority counts.
 
         Raises:
             Refusal: X-Priority can't be read.

@@ -76,7 +76,7 @@ def may_call(text: str) -> bool:
 
 
 def is_public(text: str, excluded: Collection[Network] = ()) -> bool:
-    """Whether an IP address belongs to a host on the internet, outside the networks in `own`."""
+    """Whether an IP address belongs to a host on the internet, outside the `excluded` networks."""
     try:
         address = ip_address(text)
     except ValueError:

@@ -162,12 +162,12 @@ async def _asked(fleet: Fleet, name: str, caller: Caller) -> Connection:
                 tokens = way.offer.max_model_len or ModelSettings("").context_tokens
                 return Connection("", name, tokens, of_upstream=True)
     supervisor = fleet.roster.find(name, caller)
-    own = await _outline(fleet, supervisor, LONGEST_CONTEXT_TOKENS)
+    outline = await _outline(fleet, supervisor, LONGEST_CONTEXT_TOKENS)
     return Connection(
         "",
         supervisor.model.id,
         await _context_tokens(fleet, supervisor),
-        own_context_tokens=0 if own is None else own.context_tokens,
+        own_context_tokens=0 if outline is None else outline.context_tokens,
     )
 
 

@@ -151,12 +151,12 @@ def _incomplete(group: Group, loaded: tuple[str, ...], fleet: Fleet) -> str | No
     if not loaded or not missing:
         return None
     supervisors = fleet.roster.configured
-    found = (
+    conditions = (
         f"{name} {supervisors[name].condition.describe()}"
         for name in missing
         if name in supervisors
     )
-    return "; ".join(found) or None
+    return "; ".join(conditions) or None
 
 
 def model_status(supervisor: ModelSupervisor, fleet: Fleet) -> ModelStatus:
@@ -248,15 +248,15 @@ def _prompt_cache_status(supervisor: ModelSupervisor, fleet: Fleet) -> PromptCac
     )
 
 
-def _together(each: list[PromptCacheStatus], fleet: Fleet) -> PromptCacheStatus:
+def _together(statuses: list[PromptCacheStatus], fleet: Fleet) -> PromptCacheStatus:
     """The sums over all models. The sum of the disk also has the prompts of models that are no
     longer configured.
     """
     on_disk = fleet.prompts.disk_bytes
-    prompt_tokens = sum(model.prompt_tokens for model in each)
-    cached_tokens = sum(model.cached_tokens for model in each)
+    prompt_tokens = sum(status.prompt_tokens for status in statuses)
+    cached_tokens = sum(status.cached_tokens for status in statuses)
     return PromptCacheStatus(
-        memory_bytes=sum(model.memory_bytes or 0 for model in each),
+        memory_bytes=sum(status.memory_bytes or 0 for status in statuses),
         disk_bytes=None if on_disk is None else sum(on_disk.values()),
         prompt_tokens=prompt_tokens,
         cached_tokens=cached_tokens,

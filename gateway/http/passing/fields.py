@@ -18,7 +18,7 @@ from gateway.http.wire.errors import invalid
 # Go's servers ignore the case of a field's name, and PHP's and Node's take brackets for a list.
 _SPELLINGS: Final = re.compile(r"[\s\[]*model\s*([\[\]].*)?", re.I | re.S)
 
-# With these OpenRouter, LiteLLM and mlx_lm.server are told of other models, addresses and keys.
+# With these, clients name other models, addresses and keys to OpenRouter, LiteLLM and others.
 _OTHERS: Final = (
     *("models", "fallbacks", "context_window_fallbacks", "content_policy_fallbacks", "model_list"),
     *("preset", "user_config", "api_base", "base_url", "api_key", "draft_model", "adapters"),

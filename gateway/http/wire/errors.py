@@ -31,8 +31,8 @@ def routes_at(routes: Iterable[AnyRoute], scope: Scope) -> Iterator[tuple[AnyRou
 
 def _allowed_methods(request: HttpRequest) -> set[str]:
     """The methods that the routes at the path of a request take."""
-    found = routes_at(request.app.routes, request.scope)
-    return set().union(*(route.methods or () for route, _ in found))
+    routes = routes_at(request.app.routes, request.scope)
+    return set().union(*(route.methods or () for route, _ in routes))
 
 
 def invalid(message: str, param: str) -> Refusal:
