@@ -47,7 +47,7 @@ class ModelOnDisk(Struct, frozen=True, kw_only=True):
     state: str | None
     last_used_at: float | None
     configured: tuple[str, ...]
-    name_holder: str | None = msgspec.field(name="name_holder")
+    name_holder: str | None = msgspec.field(name="name_kept_by")
     system: dict[str, str] = {}
     defaults: dict[str, str] = {}
 

@@ -112,7 +112,7 @@ def test_every_event_of_a_stream_has_one_choice(gateway: Gateway) -> None:
     lines = answer.text.splitlines()
     stream = Stream()
     for line in lines:
-        stream.take(line)
+        stream.add_line(line)
         if line.startswith("data: {"):
             (choice,) = json.loads(line.removeprefix("data: "))["choices"]
             assert "delta" in choice

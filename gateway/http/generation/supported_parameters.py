@@ -375,10 +375,25 @@ def refusing(place: Place) -> Callable[[type[Kind]], type[Kind]]:
     return extend
 
 
+_JSON_TYPES: Final = {
+    type(None): "null",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    list: "array",
+    tuple: "array",
+    dict: "object",
+}
+
+
 def _kind(parameter: Parameter) -> Any:
     """The type of a refused field, with a schema that allows neutral values."""
     about = f"Not supported; {parameter.note}." if parameter.note else "Not supported."
-    taken = {"enum": [None, *parameter.neutral], "description": about}
+    values = [None, *parameter.neutral]
+    # Python's cache of types takes 1 for True: the types tell the two apart.
+    types = sorted({_JSON_TYPES[type(value)] for value in values})
+    taken = {"type": types, "enum": values, "description": about}
     return Annotated[Raw, Meta(extra_json_schema=taken)]
 
 

@@ -42,12 +42,12 @@ def test_another_goes_on_in_the_middle_of_a_line(pipe: tuple[int, int]) -> None:
     found: list[str] = []
     arrived = threading.Event()
 
-    def read() -> None:
+    def read_lines() -> None:
         for line in first.lines():
             found.append(line)
             arrived.set()
 
-    reader = threading.Thread(target=read)
+    reader = threading.Thread(target=read_lines)
     reader.start()
     os.write(write, b"whole\nbeg")
     assert arrived.wait(60)

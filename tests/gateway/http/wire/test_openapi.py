@@ -64,3 +64,19 @@ def test_errors_have_the_envelope_of_their_path(document: dict[str, Any]) -> Non
         assert {"200", "400", "404", "429", "500", "503", "504", "507"} <= set(responses)
         schema = responses["404"]["content"]["application/json"]["schema"]
         assert schema["$ref"].endswith(f"/{name}")
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "kinds"),
+    [
+        ("/v1/chat/completions", "best_of", [type(None), int]),
+        ("/v1/embeddings", "normalize", [type(None), bool]),
+    ],
+)
+def test_document_distinguishes_one_from_true(
+    document: dict[str, Any], path: str, field: str, kinds: list[type]
+) -> None:
+    content = document["paths"][path]["post"]["requestBody"]["content"]
+    name = content["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]
+    schema = document["components"]["schemas"][name]["properties"][field]
+    assert [type(value) for value in schema["enum"]] == kinds
