@@ -92,17 +92,17 @@ def _whole(kind: type[Struct] | None, body: Any) -> Any:
         return body
     whole = dict(body)
     for field in inspect.type_info(kind).fields:  # type: ignore[attr-defined]
-        if field.name not in whole:
-            whole[field.name] = _nothing(field.type)
+        if field.encode_name not in whole:
+            whole[field.encode_name] = _nothing(field.type)
             continue
-        value, types = whole[field.name], getattr(field.type, "types", (field.type,))
+        value, types = whole[field.encode_name], getattr(field.type, "types", (field.type,))
         for struct_type in types:
             if isinstance(struct_type, inspect.StructType):
-                whole[field.name] = _whole(struct_type.cls, value)
+                whole[field.encode_name] = _whole(struct_type.cls, value)
             elif isinstance(struct_type, inspect.ListType) and isinstance(
                 struct_type.item_type, inspect.StructType
             ):
-                whole[field.name] = [_whole(struct_type.item_type.cls, one) for one in value]
+                whole[field.encode_name] = [_whole(struct_type.item_type.cls, one) for one in value]
     return whole
 
 

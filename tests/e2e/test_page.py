@@ -253,7 +253,7 @@ def test_faults_stand_at_the_top_and_terms_are_explained(page: Browser) -> None:
     page.type("[aria-label='Filter of events']", "nothing is like this")
     page.sees("[aria-labelledby=events]", "No event is like that.")
     page.type("[aria-label='Filter of events']", "NO MODEL FOLDER")
-    page.sees(".events .told", f"{MISSING} is unloaded: ")
+    page.sees(".events .sentence", f"{MISSING} is unloaded: ")
 
 
 def test_the_last_hour_and_day_are_drawn(page: Browser, site: Site) -> None:
