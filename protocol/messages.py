@@ -1,4 +1,5 @@
-"""The messages between the gateway and one worker.
+"""The messages between the gateway and one worker, the version that both must speak, and the
+largest frames.
 
 The worker says `Hello`, and the gateway says `Load`. `LoadProgress` follows until `Ready` or
 `LoadFailed`. Then the worker answers every `Generate` by `Rendered` and by deltas in `Output`, up

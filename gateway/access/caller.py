@@ -1,4 +1,6 @@
-"""The caller of a request: the key that the request shows, and the caller's rights. No I/O."""
+"""The caller of a request: the key that the request shows, the caller's rights, and whose cached
+prompts the caller shares. No I/O.
+"""
 
 from __future__ import annotations
 

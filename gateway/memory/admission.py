@@ -28,7 +28,7 @@ class Admission:
 
     1. free bytes;
     2. idle loans;
-    3. idle models, first those whose eviction costs least (`worth`);
+    3. idle models, first those whose eviction costs least (`worth` in `reclaim`);
     4. the running sequences of models with no higher priority, or after `patience_s` of any model:
        the sequences leave their batch, and go on when there is room again;
     5. busy models.

@@ -1,7 +1,9 @@
 """The life cycle of a model as a table: for a state and an event, the next state and the effects.
 
 No I/O and no clock here. `gateway.models.condition` passes events to the life cycle, and has the
-effects performed in their order. `python -m gateway.models.lifecycle` prints the table.
+effects performed in their order. The events come from `load`, `readings` and `recovery`, from
+orders, and from `model_memory`, which ends an idle model by its ttl. `python -m
+gateway.models.lifecycle` prints the table.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The length of the chunks in which prompts are computed: bounded in seconds, on any hardware.
 
 On a CPU a chunk of 2,048 tokens of a dense model can take minutes. During a chunk no other stream
-gets a token, no cancellation is seen and no progress is reported. A chunk is bounded in tokens too,
-summed over all rows, because its memory beside the caches grows with its length.
+gets a token, no cancellation is seen and no progress is reported. The bound in seconds is a share
+of `workers.prefill_stall_s`. A chunk is bounded in tokens too, summed over all rows, because its
+memory beside the caches grows with its length.
 
 Each token of a prompt looks at all tokens before it, so later tokens take longer. The number of
 earlier tokens is the context. Each magnitude of the context has a speed of its own, since the speed

@@ -1,5 +1,6 @@
 """The memory limit that the gateway gives: the bytes of caches that fit it, its effect on MLX, and
-the longest prompt that follows from it.
+the longest prompt that follows from it. Under a lower limit `make_room` of each engine puts rows
+aside that don't fit.
 """
 
 from __future__ import annotations

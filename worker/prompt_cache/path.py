@@ -1,6 +1,7 @@
 """The keys of a sequence's blocks.
 
-The key of a block stands for the model, and for all tokens up to the end of the block.
+The key of a block stands for the model, the cache salt, and all tokens and pictures up to the end
+of the block. The salt keeps the prompts of API keys apart: `gateway/access/caller.py` makes it.
 """
 
 from __future__ import annotations

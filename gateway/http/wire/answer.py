@@ -1,4 +1,7 @@
-"""Writes the answers of requests as HTTP responses: one JSON body, or a stream of events."""
+"""Writes the answers of requests as HTTP responses: one JSON body, or a stream of events.
+Notices when the client leaves. The writer of the API makes the text: for chats
+`gateway/http/openai/chat_writer.py`.
+"""
 
 from __future__ import annotations
 

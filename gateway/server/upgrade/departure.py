@@ -1,5 +1,6 @@
-"""The end of a gateway that was replaced. The gateway serves its last clients, and then its process
-ends. If launchd, systemd or a terminal watches the process, it goes on as the stand-in instead.
+"""The end of a gateway that was replaced. The gateway gives its idle connections to the successor
+and serves its last clients, and then its process ends. If launchd, systemd or a terminal watches
+the process, it goes on as the stand-in instead.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The successor's side of an upgrade: it says that it is ready, takes over, and serves."""
+"""The successor's side of an upgrade: it says that it is ready, takes over, and serves.
+
+It gets the listener at its start, and the idle connections once it serves.
+"""
 
 from __future__ import annotations
 
