@@ -29,6 +29,7 @@ from gateway.cli.search import about_well_known, find, rest_shown, table
 from gateway.config.model_folders import DEMO_ID, find_folder, locate
 from gateway.http.wire.command_bodies import ModelBody
 from gateway.library.catalogue import ModelOnDisk, look_up
+from gateway.library.findings import LONGEST_QUERY
 from gateway.library.reference import matches, parse_reference, words_of
 
 _FOLDER_MARKS: Final = ("/", "./", "../", "~")
@@ -174,6 +175,8 @@ def _elsewhere(gateway: GatewayClient, on_disks: list[ModelOnDisk]) -> list[_Kno
 
 
 def _from_hub(gateway: GatewayClient, name: str, command: str) -> Choice:
+    if len(name) > LONGEST_QUERY:
+        raise NoSuchModelError(f"No model's name has {len(name):,} characters.")
     with rest_shown(gateway):
         findings = find(gateway, name)
     usable = [finding for finding in findings.results if finding.can_chat]

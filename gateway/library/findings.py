@@ -14,6 +14,8 @@ from gateway.library.hub_process import Candidate
 from gateway.library.reference import parts_of
 from gateway.memory.fitting import guessed_floor_bytes
 
+# The longest text of a search, in characters.
+LONGEST_QUERY: Final = 200
 _MOST: Final = 20
 _YEAR_S: Final = 365 * 86400.0
 

@@ -24,7 +24,7 @@ from gateway.library.catalogue import (
     with_configured,
 )
 from gateway.library.finder import Finder
-from gateway.library.findings import Findings, Room, rank_candidates, well_known
+from gateway.library.findings import LONGEST_QUERY, Findings, Room, rank_candidates, well_known
 from gateway.library.hub_process import SEARCH_S, HubError, SearchJob, search_hub
 from gateway.library.pulls import Pulls
 from gateway.library.reference import words_of
@@ -103,7 +103,6 @@ T = TypeVar("T")
 _LOOK_S: Final = 20.0
 # The removal of very many files from a slow disk takes long.
 _REMOVE_S: Final = 600.0
-_LONGEST_QUERY: Final = 200
 # Searches run one after the other, so a search may wait for one that gets no answer.
 _ANSWER_S: Final = 2 * SEARCH_S + 10.0
 _RETRY_AFTER_S: Final = 30
@@ -185,10 +184,10 @@ class Library:
         Raises:
             Refusal: the text is too long, or the hub can't be searched.
         """
-        if len(text) > _LONGEST_QUERY or not text.isprintable():
+        if len(text) > LONGEST_QUERY or not text.isprintable():
             raise Refusal(
                 "invalid_request_error",
-                f"q: expected at most {_LONGEST_QUERY} characters of a model's name.",
+                f"q: expected at most {LONGEST_QUERY} characters of a model's name.",
                 param="q",
             )
         words = words_of(text)

@@ -80,7 +80,7 @@ def test_a_worker_whose_threads_can_not_be_started(
 import os, threading
 start = threading.Thread.start
 def fails(thread):
-    if thread.name.startswith("reap-") and os.path.exists({str(short)!r}):
+    if thread.name.endswith("-reaper") and os.path.exists({str(short)!r}):
         raise RuntimeError("can't start new thread")
     start(thread)
 threading.Thread.start = fails
