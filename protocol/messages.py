@@ -22,6 +22,7 @@ import msgspec
 
 from protocol.answers import Costs, Embedded, Output, Rendered, RequestFailed
 from protocol.life import (
+    CacheQuarantined,
     ClearPromptCache,
     Drain,
     Heartbeat,
@@ -72,6 +73,7 @@ WorkerMessage: TypeAlias = (
     | Heartbeat
     | Need
     | PromptCacheCleared
+    | CacheQuarantined
     | Moved
     | RankLost
 )
