@@ -241,13 +241,13 @@ class PromptCacheCleared(Message, frozen=True, tag="prompt-cache-cleared"):
 
 
 class CacheQuarantined(Message, frozen=True, tag="cache-quarantined"):
-    """Cached blocks are not found any more, since something was wrong with them: `why`. `blocks`
-    and `bytes` count those in memory. The `source` says where the blocks came from: which version
+    """Cached blocks are not found any more, since something was wrong with them: `why`. `blocks` and
+    `blocks_bytes` count those in memory. The `source` says where the blocks came from: which version
     wrote them, where they were read, and of how many blocks they were joined.
     """
 
     blocks: int
-    bytes: int
+    blocks_bytes: int
     source: str
     why: str
 

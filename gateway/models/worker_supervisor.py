@@ -204,7 +204,7 @@ class WorkerSupervisor:
             "cache_quarantined",
             self._model_memory.model.id,
             blocks=message.blocks,
-            bytes=message.bytes,
+            bytes=message.blocks_bytes,
             source=message.source,
             why=message.why,
         )

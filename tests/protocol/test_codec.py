@@ -250,7 +250,7 @@ _from_worker: dict[type[Message], st.SearchStrategy[Any]] = {
     ),
     PromptCacheCleared: st.builds(PromptCacheCleared, reclaimed_bytes=_integers),
     CacheQuarantined: st.builds(
-        CacheQuarantined, blocks=_integers, bytes=_integers, source=st.text(), why=st.text()
+        CacheQuarantined, blocks=_integers, blocks_bytes=_integers, source=st.text(), why=st.text()
     ),
     Hello: st.builds(
         Hello,

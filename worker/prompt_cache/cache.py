@@ -427,7 +427,7 @@ class PromptCache:
         in_memory = following(parents, keys)
         news = CacheQuarantined(
             blocks=len(in_memory),
-            bytes=self._blocks.bytes_of(in_memory),
+            blocks_bytes=self._blocks.bytes_of(in_memory),
             source=source_of([self._blocks.get(key).block for key in in_memory], len(path.keys)),
             why=why,
         )

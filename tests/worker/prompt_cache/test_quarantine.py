@@ -57,7 +57,7 @@ def test_memory_doesnt_find_it(bench: Bench) -> None:
     assert cached_tokens(prompt) == 192, "it is computed anew, and cached again"
     (only,) = news
     assert only.why == "it differs"
-    assert only.bytes >= only.blocks * bench.cutter.block_bytes / 2
+    assert only.blocks_bytes >= only.blocks * bench.cutter.block_bytes / 2
     assert "computed by this worker" in only.source
 
 
