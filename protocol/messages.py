@@ -22,6 +22,7 @@ import msgspec
 
 from protocol.answers import Costs, Embedded, Output, Rendered, RequestFailed
 from protocol.life import (
+    CacheProven,
     CacheQuarantined,
     ClearPromptCache,
     Drain,
@@ -74,6 +75,7 @@ WorkerMessage: TypeAlias = (
     | Need
     | PromptCacheCleared
     | CacheQuarantined
+    | CacheProven
     | Moved
     | RankLost
 )
