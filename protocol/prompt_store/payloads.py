@@ -64,7 +64,7 @@ class UnfitError(Exception):
     """A file doesn't hold the payload of its block. The text says why."""
 
 
-class ChangedError(UnfitError):
+class AlteredError(UnfitError):
     """A file has the length of its block's payload, but other bytes."""
 
 
@@ -127,7 +127,7 @@ class Payloads:
             os.close(descriptor)
         _require(sum(map(len, chunks)) == length, "it is torn")
         if _checksum(entry, chunks) != checksum:
-            raise ChangedError("its checksum is wrong")
+            raise AlteredError("its checksum is wrong")
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     @contextlib.contextmanager

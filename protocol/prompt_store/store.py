@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from protocol.prompt_store.home import Home, UntrustedError, drop, remove_set_aside, sweep
 from protocol.prompt_store.index import Bounds, Speeds, Transaction, is_damage
-from protocol.prompt_store.payloads import KEY_BYTES, ChangedError, Entry, UnfitError, disk_bytes
+from protocol.prompt_store.payloads import KEY_BYTES, AlteredError, Entry, UnfitError, disk_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -260,7 +260,7 @@ class PromptStore:
             most_bytes -= entry.payload_bytes
             try:
                 home.payloads.read(entry)
-            except ChangedError:
+            except AlteredError:
                 wrong.append(entry.key)
             except UnfitError:
                 # The block is gone, or its writer was killed. A request would drop it.

@@ -318,7 +318,7 @@ class PromptCache:
             except PayloadError:
                 continue
             self.speeds.observe_read(len(payload), seconds + time.monotonic() - began_at)
-            self._keep(key, block, self._parents.get(key, b""))
+            self._put_block(key, block, self._parents.get(key, b""))
         self._disk.look_again()
 
     def _goes_on(self, request_id: str) -> bool:
@@ -368,7 +368,7 @@ class PromptCache:
             return
         key = snapshot_key(path.keys[-1])
         if key not in self._blocks:
-            self._keep(key, self._cutter.snapshot(caches, row), path.keys[-1])
+            self._put_block(key, self._cutter.snapshot(caches, row), path.keys[-1])
         self._use(path)
         if self._is_to_be_stored(path, key):
             self._want_stored(key, _PendingBlock(path.keys[-1], b"", "snapshot"))
@@ -415,7 +415,7 @@ class PromptCache:
             block = Block(tuple(arrays), result)
             if block.nbytes <= _MOST_REMEMBERED_BYTES:
                 mx.eval(arrays)
-                self._keep(key, block, b"")
+                self._put_block(key, block, b"")
         return result
 
     def store(self) -> None:
@@ -573,13 +573,13 @@ class PromptCache:
         self, path: Path, depth: int, key: bytes, block: Block, token_ids: Sequence[int]
     ) -> None:
         parent = path.keys[depth - 1] if depth else path.root
-        self._keep(key, block, parent)
+        self._put_block(key, block, parent)
         if depth < path.stored and key not in self._quarantined:
             return
         tokens = pack(list(token_ids[depth * BLOCK_TOKENS : (depth + 1) * BLOCK_TOKENS]))
         self._want_stored(key, _PendingBlock(parent, tokens, "block"))
 
-    def _keep(self, key: bytes, block: Block, parent: bytes) -> None:
+    def _put_block(self, key: bytes, block: Block, parent: bytes) -> None:
         if key not in self._blocks:
             self._blocks.put(key, CachedBlock(block, parent, digest(block.arrays)), block.nbytes)
             mx.async_eval(self._blocks.get(key).digest)  # type: ignore[no-untyped-call]
