@@ -122,7 +122,7 @@ def _print_row(model: Any, kv_bits: int | None, parsed: argparse.Namespace) -> N
     tokens = parsed.prompts * ((parsed.tokens - 1) // BLOCK_TOKENS) * BLOCK_TOKENS
 
     def is_proven() -> bool:
-        return sum(each.tokens for each in subject.proven) >= tokens or subject.cache.off
+        return sum(message.tokens for message in subject.proven) >= tokens or subject.cache.off
 
     seconds = subject.rest(is_proven)
     wrong, found = len(subject.quarantined), 0
@@ -141,7 +141,7 @@ def _print_row(model: Any, kv_bits: int | None, parsed: argparse.Namespace) -> N
         f"{1000 * sum(seconds[task]) / max(1, len(seconds[task])):.0f} ms"
         for task in ("memory", "content")
     )
-    blocks = sum(each.blocks for each in subject.proven)
+    blocks = sum(message.blocks for message in subject.proven)
     print(
         f"| {'full' if kv_bits is None else f'{kv_bits} bits'} "
         f"| {distance:.2g}, {divergence:.2g} nats | {tokens:,} tokens, {blocks:,} blocks "

@@ -48,6 +48,6 @@ def test_what_is_before_the_picture_is_computed_anew(tmp_path: Path, kind: str) 
         now[0] += proof.quiet_s
         proof.go_on(lambda: False)
     assert not quarantined
-    tokens = sum(each.tokens for each in proven)
+    tokens = sum(message.tokens for message in proven)
     assert 0 < tokens < found[1]
-    assert sum(each.blocks for each in proven) > tokens // 64
+    assert sum(message.blocks for message in proven) > tokens // 64
