@@ -22,7 +22,7 @@ LONG = "What is to be seen here? " * 20
 
 
 @pytest.mark.parametrize("kind", ["qwen2_vl", pytest.param("gemma3", marks=pytest.mark.slow)])
-def test_what_is_before_the_picture_is_computed_anew(tmp_path: Path, kind: str) -> None:
+def test_blocks_before_a_picture_are_computed_anew(tmp_path: Path, kind: str) -> None:
     from tests.support.picture_model import picture_model
 
     model = load(
