@@ -22,6 +22,8 @@ import msgspec
 
 from protocol.answers import Costs, Embedded, Output, Rendered, RequestFailed
 from protocol.life import (
+    CacheProven,
+    CacheQuarantined,
     ClearPromptCache,
     Drain,
     Heartbeat,
@@ -72,6 +74,8 @@ WorkerMessage: TypeAlias = (
     | Heartbeat
     | Need
     | PromptCacheCleared
+    | CacheQuarantined
+    | CacheProven
     | Moved
     | RankLost
 )

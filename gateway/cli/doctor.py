@@ -32,6 +32,7 @@ from gateway.doctor.files import (
 )
 from gateway.doctor.finding import Check, Finding, Observation, Severity, findings, worst
 from gateway.doctor.gateway import (
+    look_at_caches,
     look_at_configuration,
     look_at_configuration_in_force,
     look_at_deaths,
@@ -84,6 +85,7 @@ CHECKS: Final = (
     Check("in force", look_at_configuration_in_force),
     Check("workers", look_at_workers),
     Check("deaths", look_at_deaths),
+    Check("cached prompts", look_at_caches),
     Check("leftovers", look_at_leftovers),
     Check("service", look_at_service, deadline_s=60.0),
     Check("model cache", look_at_model_cache),

@@ -19,6 +19,8 @@ from gateway.workers.shutdown_steps import ShutdownStep, TimedStep
 from gateway.workers.worker import Listener, Worker
 from protocol.answers import Costs, Embedded, Output, Rendered, RequestFailed
 from protocol.life import (
+    CacheProven,
+    CacheQuarantined,
     Drain,
     Heartbeat,
     Hello,
@@ -54,7 +56,8 @@ class WorkerSupervisor:
         Raises:
             OSError: the worker can't be started.
         """
-        self._condition, self._traffic, self._model_memory, _, self._tasks = parts
+        self._condition, self._traffic, self._model_memory, _, self._tasks, proof = parts
+        self._cache_proof = proof
         self._events = gateway.events
         self._load = load
         self._recovery = recovery
@@ -184,6 +187,13 @@ class WorkerSupervisor:
                 case PromptCacheCleared():
                     worker.record_cleared(message.reclaimed_bytes)
                     progress = False
+                case CacheQuarantined():
+                    self._cache_proof.record_quarantined(message)
+                    self._report_quarantine(message)
+                    progress = False
+                case CacheProven():
+                    self._cache_proof.record_proven(message)
+                    progress = False
                 case Moved():
                     worker.moved.set()
                     return
@@ -194,6 +204,16 @@ class WorkerSupervisor:
         except ProtocolBreachError as error:
             self.worker_misbehaved(worker, f"it broke the protocol: {error}")
         self._recovery.heard(progress=progress)
+
+    def _report_quarantine(self, message: CacheQuarantined) -> None:
+        self._events.emit(
+            "cache_quarantined",
+            self._model_memory.model.id,
+            blocks=message.blocks,
+            bytes=message.blocks_bytes,
+            source=message.source,
+            why=message.why,
+        )
 
     def _record_need(self, need: Need) -> None:
         settings = self._model_memory.model.settings
