@@ -19,6 +19,7 @@ from worker.prompt_cache.blocks import Block, Cutter, LruBlocks, Span
 from worker.prompt_cache.disk import Disk, Fetch, MeasuredSpeeds, Payload, PayloadError, from_bytes
 from worker.prompt_cache.path import BLOCK_TOKENS, Path, snapshot_key, usable_depth
 from worker.prompt_cache.snapshots import Snapshots, superfluous
+from worker.prompt_cache.valid_blocks import ValidBlocks, is_finite
 
 logger = logging.getLogger("worker")
 
@@ -100,6 +101,7 @@ class PromptCache:
         self._disk = disk
         self._blocks: LruBlocks[Block] = LruBlocks()
         self._snapshots = Snapshots()
+        self._valid = ValidBlocks(self._blocks)
         self._coming: dict[str, _PendingRead] = {}
         # The last late read. The disk counts as hung until this read ends.
         self._late: Fetch | None = None
@@ -366,6 +368,23 @@ class PromptCache:
                 mx.eval(arrays)
                 self._blocks.put(key, block, block.nbytes)
         return result
+
+    def note_valid(self, path: Path) -> None:
+        """Note that a step with valid logits has looked at the blocks of `path`."""
+        self._valid.note(path.keys)
+
+    def first_doubtful(self, path: Path, looked_at: int) -> int:
+        """The first block of a path that isn't finite, or that no step with valid logits has looked
+        at. Such steps have looked at the first `looked_at` blocks.
+        """
+        first = max(looked_at, self._valid.depth(path.keys))
+        for depth, key in enumerate(path.keys[:first]):
+            keys = (
+                block_key for block_key in (key, snapshot_key(key)) if block_key in self._blocks
+            )
+            if not all(is_finite(self._blocks.get(block_key)) for block_key in keys):
+                return depth
+        return first
 
     def store(self) -> None:
         """Write new blocks to the disk. Waits until they are computed."""
