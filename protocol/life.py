@@ -240,6 +240,18 @@ class PromptCacheCleared(Message, frozen=True, tag="prompt-cache-cleared"):
     reclaimed_bytes: int
 
 
+class CacheQuarantined(Message, frozen=True, tag="cache-quarantined"):
+    """Cached blocks are not found any more, since something was wrong with them: `why`. `blocks` and
+    `blocks_bytes` count those in memory. The `source` says where the blocks came from: which version
+    wrote them, where they were read, and of how many blocks they were joined.
+    """
+
+    blocks: int
+    blocks_bytes: int
+    source: str
+    why: str
+
+
 class Drain(Message, frozen=True, tag="drain"):
     """Take no new request, finish the requests that run, then exit with status 0."""
 

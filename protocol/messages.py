@@ -23,6 +23,7 @@ import msgspec
 
 from protocol.answers import Costs, Embedded, Output, OutputInvalid, Rendered, RequestFailed
 from protocol.life import (
+    CacheQuarantined,
     ClearPromptCache,
     Drain,
     Heartbeat,
@@ -74,6 +75,7 @@ WorkerMessage: TypeAlias = (
     | Heartbeat
     | Need
     | PromptCacheCleared
+    | CacheQuarantined
     | Moved
     | RankLost
 )

@@ -19,6 +19,7 @@ from gateway.workers.shutdown_steps import ShutdownStep, TimedStep
 from gateway.workers.worker import Listener, Worker
 from protocol.answers import Costs, Embedded, Output, Rendered, RequestFailed
 from protocol.life import (
+    CacheQuarantined,
     Drain,
     Heartbeat,
     Hello,
@@ -184,6 +185,9 @@ class WorkerSupervisor:
                 case PromptCacheCleared():
                     worker.record_cleared(message.reclaimed_bytes)
                     progress = False
+                case CacheQuarantined():
+                    self._report_quarantine(message)
+                    progress = False
                 case Moved():
                     worker.moved.set()
                     return
@@ -194,6 +198,16 @@ class WorkerSupervisor:
         except ProtocolBreachError as error:
             self.worker_misbehaved(worker, f"it broke the protocol: {error}")
         self._recovery.heard(progress=progress)
+
+    def _report_quarantine(self, message: CacheQuarantined) -> None:
+        self._events.emit(
+            "cache_quarantined",
+            self._model_memory.model.id,
+            blocks=message.blocks,
+            bytes=message.blocks_bytes,
+            source=message.source,
+            why=message.why,
+        )
 
     def _record_need(self, need: Need) -> None:
         settings = self._model_memory.model.settings

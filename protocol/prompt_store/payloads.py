@@ -156,6 +156,11 @@ class Payloads:
         _make_folder(path.parent)
         unfinished.replace(path)
 
+    def rename(self, key: bytes, new_key: bytes) -> None:
+        """Give a block's file the name of another key, if there is such a file. Raises OSError."""
+        with contextlib.suppress(FileNotFoundError):
+            self.place(self.path(key), new_key)
+
     def remove(self, key: bytes) -> bool:
         """Remove a block's file. Return False if there was no file; a folder of that name stays.
 

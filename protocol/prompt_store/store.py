@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import functools
 import logging
+import secrets
 import sqlite3
 import threading
 import time
@@ -117,6 +119,12 @@ class PromptStore:
             raise ValueError(f"the keys must be two different ones of {KEY_BYTES} bytes")
         return self._attempt(lambda home: self._write(home, entry, views, owner), False)
 
+    def quarantine(self, keys: Sequence[bytes]) -> int:
+        """Let these blocks and all that follow them not be found any more, by any process. Their
+        files stay until they are evicted or cleared. Returns how many blocks there were.
+        """
+        return self._attempt(lambda home: self._quarantine(home, keys), 0)
+
     def speeds(self, model: bytes) -> Speeds:
         """The speeds that a worker recorded last for this model."""
         return self._attempt(lambda home: home.index.speeds(model), Speeds())
@@ -222,6 +230,20 @@ class PromptStore:
             home.payloads.place(unfinished, entry.key)
             transaction.add(entry, owner, needed)
         return True
+
+    def _quarantine(self, home: Home, keys: Sequence[bytes]) -> int:
+        going, count = list(keys), 0
+        while going:
+            with home.index.transaction() as transaction:
+                for key in (going.pop() for _ in range(min(_BATCH, len(going)))):
+                    # Under another key the block's place is free for one that is computed anew.
+                    new_key = secrets.token_bytes(KEY_BYTES)
+                    if transaction.quarantine(key, new_key):
+                        transaction.undo_by(functools.partial(home.payloads.rename, new_key, key))
+                        home.payloads.rename(key, new_key)
+                        count += 1
+                    going += transaction.children(key)
+        return count
 
     def _record_speeds(self, home: Home, model: bytes, measured: Speeds) -> None:
         if not self._rests():

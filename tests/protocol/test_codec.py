@@ -28,6 +28,7 @@ from protocol.answers import (
 )
 from protocol.life import (
     Bound,
+    CacheQuarantined,
     ClearPromptCache,
     Device,
     Drain,
@@ -248,6 +249,9 @@ _from_worker: dict[type[Message], st.SearchStrategy[Any]] = {
         prompt=_integers,
     ),
     PromptCacheCleared: st.builds(PromptCacheCleared, reclaimed_bytes=_integers),
+    CacheQuarantined: st.builds(
+        CacheQuarantined, blocks=_integers, blocks_bytes=_integers, source=st.text(), why=st.text()
+    ),
     Hello: st.builds(
         Hello,
         protocol_version=st.just(PROTOCOL_VERSION),

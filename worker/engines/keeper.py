@@ -151,6 +151,10 @@ class PromptKeeper:
             return None
         return self.cache.restore(sequence.path, len(sequence.token_ids))
 
+    def quarantine(self, path: Path, first: int, why: str) -> int:
+        """See `PromptCache.quarantine`."""
+        return self.cache.quarantine(path, first, why)
+
     def forget(self, request_ids: Iterable[str]) -> None:
         for request_id in self._asked.keys() & set(request_ids):
             del self._asked[request_id]

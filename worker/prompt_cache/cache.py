@@ -13,11 +13,13 @@ from typing import Any, Final, NamedTuple
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from protocol.life import CacheQuarantined
 from protocol.message_base import pack
 from protocol.prompt_store.payloads import Entry
 from worker.prompt_cache.blocks import Block, Cutter, LruBlocks, Span
 from worker.prompt_cache.disk import Disk, Fetch, MeasuredSpeeds, Payload, PayloadError, from_bytes
 from worker.prompt_cache.path import BLOCK_TOKENS, Path, snapshot_key, usable_depth
+from worker.prompt_cache.quarantine import CachedBlock, following, parents_of, source_of
 from worker.prompt_cache.snapshots import Snapshots, superfluous
 from worker.prompt_cache.valid_blocks import ValidBlocks, is_finite
 
@@ -92,14 +94,26 @@ class _PendingBlock(NamedTuple):
 class PromptCache:
     """Not thread-safe: only the engine thread calls the methods."""
 
-    def __init__(self, cutter: Cutter, disk: Disk | None) -> None:
+    def __init__(
+        self,
+        cutter: Cutter,
+        disk: Disk | None,
+        report: Callable[[CacheQuarantined], None] = lambda _: None,
+    ) -> None:
+        """`report` is told of blocks in quarantine."""
         self.speeds = MeasuredSpeeds() if disk is None else MeasuredSpeeds(disk.known)
         # The bytes of blocks that found no room since the limit last grew.
         self.refused_bytes = 0
         self.rehearses = False
         self._cutter = cutter
         self._disk = disk
-        self._blocks: LruBlocks[Block] = LruBlocks()
+        self._report = report
+        self._blocks: LruBlocks[CachedBlock] = LruBlocks()
+        # The keys of blocks in quarantine. On disk another process may still find them for a
+        # moment.
+        self._quarantined: set[bytes] = set()
+        # The parents of blocks that are being read.
+        self._parents: dict[bytes, bytes] = {}
         self._snapshots = Snapshots()
         self._valid = ValidBlocks(self._blocks)
         self._coming: dict[str, _PendingRead] = {}
@@ -181,10 +195,11 @@ class PromptCache:
         if self.needs_snapshots:
             key = snapshot_key(keys[-1]) if keys else None
             self._snapshots.resume(key)
-            snapshot = None if key is None else self._blocks.get(key)
+            snapshot = None if key is None else self._blocks.get(key).block
         if not keys:
             return None
-        caches = self._cutter.join([self._blocks.get(block_key) for block_key in keys], snapshot)
+        blocks = [self._blocks.get(block_key).block for block_key in keys]
+        caches = self._cutter.join(blocks, snapshot)
         self._use(path.to_depth(depth))
         return RestoredCaches(caches, depth * BLOCK_TOKENS)
 
@@ -205,6 +220,7 @@ class PromptCache:
         # The disk reads blocks for other requests first.
         expected_s = self.speeds.read_s(self.coming_bytes + bytes_) or 0.0
         late_at = time.monotonic() + max(_LEAST_LATE_S, _LATE * expected_s)
+        self._parents |= parents_of(path)
         self._coming[request_id] = _PendingRead(disk.fetch(keys), bytes_, late_at)
         return True
 
@@ -239,6 +255,9 @@ class PromptCache:
     def _stored_depth(self, path: Path, tokens: int) -> int:
         """How many blocks of a sequence with `tokens` tokens the disk has."""
         end = min(path.stored, usable_depth(tokens))
+        if self._quarantined:
+            depths = (depth for depth in range(end) if path.keys[depth] in self._quarantined)
+            end = next(depths, end)
         if self.needs_snapshots:
             return max(
                 (
@@ -254,6 +273,8 @@ class PromptCache:
         """Give up reading blocks for a request."""
         if (pending := self._coming.pop(request_id, None)) is not None:
             pending.fetch.abandoned = True
+        if not self._coming:
+            self._parents.clear()
 
     @property
     def coming_bytes(self) -> int:
@@ -268,13 +289,15 @@ class PromptCache:
         while left_bytes > 0 and (arrival := self._disk.arrived()) is not None:
             key, payload, seconds = arrival
             left_bytes -= len(payload)
+            if key in self._quarantined:
+                continue
             began_at = time.monotonic()
             try:
                 block = from_bytes(payload)
             except PayloadError:
                 continue
             self.speeds.observe_read(len(payload), seconds + time.monotonic() - began_at)
-            self._blocks.put(key, block, block.nbytes)
+            self._blocks.put(key, CachedBlock(block, self._parents.get(key, b"")), block.nbytes)
         self._disk.look_again()
 
     def _goes_on(self, request_id: str) -> bool:
@@ -321,7 +344,7 @@ class PromptCache:
         key = snapshot_key(path.keys[-1])
         if key not in self._blocks:
             snapshot = self._cutter.snapshot(caches, row)
-            self._blocks.put(key, snapshot, snapshot.nbytes)
+            self._blocks.put(key, CachedBlock(snapshot, path.keys[-1]), snapshot.nbytes)
         self._use(path)
         if self._is_to_be_stored(path, key):
             self._want_stored(key, _PendingBlock(path.keys[-1], b"", "snapshot"))
@@ -359,14 +382,14 @@ class PromptCache:
         """
         if key in self._blocks:
             self._blocks.use([key])
-            return self._blocks.get(key).structure
+            return self._blocks.get(key).block.structure
         result = compute()
         arrays = [item for _, item in tree_flatten(result)]
         if all(isinstance(array, mx.array) for array in arrays):
             block = Block(tuple(arrays), result)
             if block.nbytes <= _MOST_REMEMBERED_BYTES:
                 mx.eval(arrays)
-                self._blocks.put(key, block, block.nbytes)
+                self._blocks.put(key, CachedBlock(block, b""), block.nbytes)
         return result
 
     def note_valid(self, path: Path) -> None:
@@ -410,11 +433,43 @@ class PromptCache:
         self.refused_bytes += gone_bytes
         return gone_bytes
 
+    def quarantine(self, path: Path, first: int, why: str) -> int:
+        """Let the blocks of `path` from depth `first` on, and all that follow them on other paths,
+        not be found any more. In memory they are dropped; on disk they stay unfound until they are
+        evicted or cleared. Returns how many blocks and snapshots this worker knew.
+
+        A block that is computed anew later takes the place of one in quarantine.
+        """
+        blocks = path.keys[first:]
+        keys = {*blocks, *map(snapshot_key, blocks)}
+        parents = {key: cached.parent for key, cached in self._blocks.items()}
+        in_memory = following(parents, keys)
+        news = CacheQuarantined(
+            blocks=len(in_memory),
+            blocks_bytes=self._blocks.bytes_of(in_memory),
+            source=source_of([self._blocks.get(key).block for key in in_memory], len(path.keys)),
+            why=why,
+        )
+        stored = {*path.keys[first : path.stored]} - in_memory
+        for key in in_memory:
+            self._drop(key)
+        self._quarantined |= keys | in_memory
+        self._owed = {key: owed for key, owed in self._owed.items() if key not in self._quarantined}
+        self._unstored = [
+            unstored for unstored in self._unstored if unstored.entry.key not in self._quarantined
+        ]
+        self._unstored_bytes = sum(unstored.payload.nbytes for unstored in self._unstored)
+        if self._disk is not None:
+            self._disk.quarantine([*keys, *(in_memory - keys)])
+        self._report(news)
+        return len(in_memory) + len(stored)
+
     def clear(self) -> int:
         """Drop all blocks in memory, and all blocks on their way to or from the disk. Returns the
         bytes that were in memory.
         """
         self._remove_unstored()
+        self._quarantined.clear()
         if self._disk is not None:
             self._disk.clear()
         return self._let_go()
@@ -443,10 +498,10 @@ class PromptCache:
     def _put(
         self, path: Path, depth: int, key: bytes, block: Block, token_ids: Sequence[int]
     ) -> None:
-        self._blocks.put(key, block, block.nbytes)
-        if depth < path.stored:
-            return
         parent = path.keys[depth - 1] if depth else path.root
+        self._blocks.put(key, CachedBlock(block, parent), block.nbytes)
+        if depth < path.stored and key not in self._quarantined:
+            return
         tokens = pack(list(token_ids[depth * BLOCK_TOKENS : (depth + 1) * BLOCK_TOKENS]))
         self._want_stored(key, _PendingBlock(parent, tokens, "block"))
 
@@ -462,7 +517,7 @@ class PromptCache:
         while self._owed:
             key, owed = next(iter(self._owed.items()))
             if key in self._blocks:
-                block = self._blocks.get(key)
+                block = self._blocks.get(key).block
                 if not disk.has_room(self._unstored_bytes + block.nbytes):
                     return
                 payload = Payload(block)
@@ -483,6 +538,11 @@ class PromptCache:
             if key is None:
                 return
             inner_bytes -= self._drop_snapshot(key)
+
+    def _drop(self, key: bytes) -> None:
+        if key in self._snapshots:
+            self._snapshots.drop(key)
+        self._blocks.drop(key)
 
     def _drop_snapshot(self, key: bytes) -> int:
         self._snapshots.drop(key)

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Any, Final, NamedTuple
 
 import mlx.core as mx
@@ -47,6 +48,7 @@ _NEWS: Final = 0.25
 _LEAST_BYTES: Final = 1_000_000
 _LEAST_TOKENS: Final = 64
 _LENGTH_BYTES: Final = 4
+_WRITER: Final = f"Bulkhead {version('mlx-bulkhead')} with MLX {version('mlx')}"
 
 
 class Disk:
@@ -66,7 +68,7 @@ class Disk:
         self._owner = owner
         self._root = root
         self._wake = wake
-        self._writes: queue.SimpleQueue[_Write | Speeds | None] = queue.SimpleQueue()
+        self._writes: queue.SimpleQueue[_Write | _Quarantine | Speeds | None] = queue.SimpleQueue()
         self._reads: queue.SimpleQueue[Fetch | None] = queue.SimpleQueue()
         self._arrived: queue.SimpleQueue[tuple[Fetch, Arrival]] = queue.SimpleQueue()
         self._era = 0
@@ -105,6 +107,12 @@ class Disk:
             self._pending += 1
             self._pending_bytes += entry.payload_bytes
         self._writes.put(_Write(entry, parts, self._era))
+
+    def quarantine(self, keys: Sequence[bytes]) -> None:
+        """Let these blocks and all that follow them not be found on disk any more, as soon as the
+        blocks that wait before are written.
+        """
+        self._writes.put(_Quarantine(keys))
 
     def write_speeds(self, measured: Speeds) -> None:
         """Keep measured speeds for later workers."""
@@ -150,6 +158,9 @@ class Disk:
         while (item := self._writes.get()) is not None:
             if isinstance(item, Speeds):
                 self._store.record_speeds(self._root, item)
+                continue
+            if isinstance(item, _Quarantine):
+                self._store.quarantine(item.keys)
                 continue
             with self._writing:
                 if item.era == self._era:
@@ -223,6 +234,10 @@ class _Write(NamedTuple):
     era: int
 
 
+class _Quarantine(NamedTuple):
+    keys: Sequence[bytes]
+
+
 class MeasuredSpeeds:
     """The speeds of reading, in bytes per second, and of prefill, in tokens per second. A speed is
     None before its first measurement. Also the seconds of steps, as they were measured at rest.
@@ -286,9 +301,12 @@ class PayloadError(ValueError):
 
 
 class _Header(Struct, array_like=True):
+    """Earlier versions didn't name themselves as the `writer`."""
+
     shapes: list[list[int]]
     dtypes: list[str]
     structure: Any
+    writer: str = "an unknown version"
 
 
 class Payload:
@@ -301,6 +319,7 @@ class Payload:
                 [list(array.shape) for array in block.arrays],
                 [str(array.dtype).rpartition(".")[2] for array in block.arrays],
                 block.structure,
+                block.writer or _WRITER,
             )
         )
         self._raw = [array.reshape(-1).view(mx.uint8) for array in block.arrays if array.size]
@@ -326,7 +345,7 @@ def from_bytes(payload: bytes) -> Block:
         arrays = _arrays(memoryview(payload)[header_end:], header)
     except (msgspec.MsgspecError, AttributeError, TypeError, ValueError) as error:
         raise PayloadError(str(error)) from error
-    return Block(tuple(arrays), header.structure)
+    return Block(tuple(arrays), header.structure, header.writer)
 
 
 def _arrays(rest: memoryview, header: _Header) -> Sequence[mx.array]:

@@ -302,7 +302,7 @@ def _make_text(
     disk = None
     if store is not None:
         disk = Disk(store, command.model_id, root, lambda: thread.post(Look()))
-    prompt_cache = PromptCache(cutter, disk) if cutter.can_restore else None
+    prompt_cache = PromptCache(cutter, disk, thread.emit) if cutter.can_restore else None
     looks = loaded.picture_processor is not None
     if trial is None or trial.fault is None:
         engine: Engine = BatchedEngine(
