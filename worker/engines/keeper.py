@@ -175,7 +175,9 @@ class PromptKeeper:
         # The step of the last token that was given out has looked at all tokens before.
         looked_at = (len(token_ids) - 1) // BLOCK_TOKENS if row.generated else 0
         first = self.cache.first_doubtful(path, looked_at)
-        return self.cache.quarantine(path, first, "the logits of a step weren't valid")
+        if first >= len(path.keys):
+            return 0
+        return self.quarantine(path, first, "the logits of a step weren't valid")
 
     def _note_valid(self, row: SequenceRow) -> None:
         """Note the blocks of a row's prompt as valid, once the row has given out a token."""

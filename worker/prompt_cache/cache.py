@@ -115,7 +115,7 @@ class PromptCache:
         # The parents of blocks that are being read.
         self._parents: dict[bytes, bytes] = {}
         self._snapshots = Snapshots()
-        self._valid = ValidBlocks(self._blocks)
+        self._valid = ValidBlocks(self._blocks.__contains__)
         self._coming: dict[str, _PendingRead] = {}
         # The last late read. The disk counts as hung until this read ends.
         self._late: Fetch | None = None
@@ -405,7 +405,7 @@ class PromptCache:
             keys = (
                 block_key for block_key in (key, snapshot_key(key)) if block_key in self._blocks
             )
-            if not all(is_finite(self._blocks.get(block_key)) for block_key in keys):
+            if not all(is_finite(self._blocks.get(block_key).block) for block_key in keys):
                 return depth
         return first
 

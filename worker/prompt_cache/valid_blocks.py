@@ -7,12 +7,12 @@ that. So when the logits of a row aren't valid, the row's blocks are looked at t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import mlx.core as mx
 
-from worker.prompt_cache.blocks import Block, LruBlocks
+from worker.prompt_cache.blocks import Block
 
 # Blocks that memory has no more are forgotten once there are so many keys.
 _MOST: Final = 1 << 14
@@ -23,7 +23,7 @@ class ValidBlocks:
     blocks.
     """
 
-    def __init__(self, present: LruBlocks[Block]) -> None:
+    def __init__(self, present: Callable[[bytes], bool]) -> None:
         self._present = present
         self._keys: set[bytes] = set()
         self._most = _MOST
@@ -31,7 +31,7 @@ class ValidBlocks:
     def note(self, keys: Iterable[bytes]) -> None:
         self._keys.update(keys)
         if len(self._keys) > self._most:
-            self._keys = {key for key in self._keys if key in self._present}
+            self._keys = {key for key in self._keys if self._present(key)}
             self._most = max(_MOST, 2 * len(self._keys))
 
     def depth(self, keys: Sequence[bytes]) -> int:

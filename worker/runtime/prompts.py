@@ -54,11 +54,11 @@ _MOST_PROMPT_SCORES: Final = 1 << 18
 class PreparedRequest:
     """A request that is ready to run.
 
-    `prompt_ids` are the tokens of the prompt alone. `sequence`, `answer` and `repetition` also have the
-    `delivered` tokens that another worker made. `logprobs` writes the scores of tokens, and `echo`
-    is text that is sent before the answer. With `prompt_only` the sequence makes a token only for
-    the sake of the prompt's scores. This token is not sent. With `rendered` the gateway needs
-    `prompt_ids` and doesn't have them. 
+    `prompt_ids` are the tokens of the prompt alone. `sequence`, `answer` and `repetition` also have
+    the `delivered` tokens that another worker made. `logprobs` writes the scores of tokens, and
+    `echo` is text that is sent before the answer. With `prompt_only` the sequence makes a token
+    only for the sake of the prompt's scores. This token is not sent. With `rendered` the gateway
+    needs `prompt_ids` and doesn't have them.
     """
 
     sequence: Sequence
