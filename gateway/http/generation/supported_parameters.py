@@ -90,6 +90,7 @@ _OPTIONS: Final[tuple[Place, ...]] = ("options",)
 PARAMETERS: Final[tuple[Parameter, ...]] = (
     *_done("model", "stream", "stream_options", "max_tokens", "max_completion_tokens"),
     *_done("temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos"),
+    *_done("repetition_stop"),
     *_done("repetition_penalty", "repetition_context_size"),
     *_done("frequency_penalty", "presence_penalty", "logit_bias"),
     *_done("xtc_probability", "xtc_threshold", "min_tokens", "stop_token_ids"),
@@ -222,6 +223,7 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
     *_done("text", "reasoning", "max_output_tokens", "truncation", places=_RESPONSES),
     *_done("temperature", "top_p", "top_logprobs", "top_k", "min_p", places=_RESPONSES),
     *_done("seed", "stop", "ignore_eos", "repetition_penalty", places=_RESPONSES),
+    *_done("repetition_stop", places=_RESPONSES),
     *_done("repetition_context_size", "frequency_penalty", places=_RESPONSES),
     *_done("presence_penalty", "logit_bias", "priority", "keep_alive", places=_RESPONSES),
     *_done("cache_salt", "enable_thinking", "chat_template_kwargs", places=_RESPONSES),
