@@ -277,6 +277,21 @@ def _of_models(models: Sequence[ModelSupervisor]) -> Iterator[Metric]:
             "Requests that went on in another worker.",
             [model.traffic.meter.resumed for model in models],
         ),
+        (
+            "invalid_outputs",
+            "Answers, try by try, whose logits weren't finite or were all the same.",
+            [model.invalid_outputs.count for model in models],
+        ),
+        (
+            "looped_answers",
+            "Answers that repeated the same tokens until they were cut off.",
+            [model.traffic.meter.looped_answers for model in models],
+        ),
+        (
+            "repetition_stops",
+            "Of these, the answers that were cut off for repetition_stop.",
+            [model.traffic.meter.repetition_stops for model in models],
+        ),
     ):
         samples = zip(((id_,) for id_, _ in named), counts, strict=True)
         yield _counter(name, about, (MODEL,), samples)
