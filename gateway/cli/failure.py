@@ -51,6 +51,16 @@ class NoSuchModelError(CommandError):
     exit_code = 4
 
 
+class NotFoundError(CommandError):
+    """The gateway doesn't know what the path names, other than a model."""
+
+
+class NoSuchRequestError(CommandError):
+    """The gateway doesn't remember the request."""
+
+    exit_code = 4
+
+
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
     """Let Ctrl-C end the command without a traceback."""

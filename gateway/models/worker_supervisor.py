@@ -104,6 +104,8 @@ class WorkerSupervisor:
             report.abilities,
             report.sampling,
             report.address,
+            self.worker.incarnation,
+            report.prompts,
         )
 
     def drain(self) -> None:

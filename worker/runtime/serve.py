@@ -16,7 +16,16 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from protocol.answers import RequestFailed
-from protocol.life import Ability, Device, Hello, Load, LoadFailed, LoadProgress, Ready
+from protocol.life import (
+    Ability,
+    CachedPrompts,
+    Device,
+    Hello,
+    Load,
+    LoadFailed,
+    LoadProgress,
+    Ready,
+)
 from protocol.messages import PROTOCOL_VERSION
 from protocol.prompt_store.store import PromptStore
 from protocol.requests import Embed, Generate
@@ -124,6 +133,7 @@ class TextServing(NamedTuple):
     paths: Paths
     prompt_cache: PromptCache | None
     alone: str = ""
+    cached_prompts: CachedPrompts = CachedPrompts()
 
 
 class ModelServing(NamedTuple):
@@ -258,6 +268,7 @@ def _run(
             memory=read_memory(),
             abilities=served.abilities,
             sampling=loaded.sampling_defaults,
+            prompts=CachedPrompts() if text is None else text.cached_prompts,
         )
         thread.figures.memory = ready.memory
         thread.emit(ModelReady(ready, served.prepare))
@@ -328,7 +339,10 @@ def _make_text(
             prompt_cache,
             loaded.model.start_prompt if looks else None,
         )
-    return TextServing(engine, paths, prompt_cache, (trial and trial.fault) or "")
+    cached = CachedPrompts()
+    if prompt_cache is not None:
+        cached = CachedPrompts(root.hex(), cutter.needs_snapshots, disk is not None)
+    return TextServing(engine, paths, prompt_cache, (trial and trial.fault) or "", cached)
 
 
 def _try_batching(model: Any, *, looks: bool) -> BatchingTrial:

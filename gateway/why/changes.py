@@ -1,0 +1,194 @@
+"""What differs between two prompts: their tools, their system prompt, their messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, Literal, TypeAlias
+
+from msgspec import Struct
+
+from gateway.why.divergence import Place, common_length, place_of
+from gateway.why.sections import Section, Sketch
+from gateway.why.swaps import Swap, swapped
+
+ChangeKind: TypeAlias = Literal[
+    "arguments",
+    "tools_reordered",
+    "tools_added",
+    "tools_removed",
+    "tools_replaced",
+    "tool_changed",
+    "system_added",
+    "system_removed",
+    "system_changed",
+    "message_changed",
+    "messages_removed",
+    "messages_inserted",
+    "messages_summarized",
+    "reasoning_dropped",
+    "pictures_changed",
+    "other_conversation",
+]
+# A first message that shares less than this part of its text begins another conversation.
+_SAME: Final = 0.5
+# Unless something like a clock stands there, behind so many characters that they share.
+_SHARED: Final = 40
+_NAMED: Final = 3
+
+
+class Change(Struct, frozen=True):
+    """A difference between the earlier prompt and this one. `section` names where it begins. The
+    texts part at `place`, where perhaps one thing was `swapped` for another.
+    """
+
+    kind: ChangeKind
+    section: str
+    detail: str = ""
+    place: Place | None = None
+    swap: Swap | None = None
+    old: str = ""
+    new: str = ""
+
+
+def changes(old: Sketch, new: Sketch) -> list[Change]:
+    """The differences, in the order of the prompt. Messages that only follow are none."""
+    found = list(_of_arguments(old, new))
+    found += _of_tools(old.tools, new.tools)
+    found += _of_system(_systems(old), _systems(new))
+    found += _of_messages(_turns(old), _turns(new))
+    return found
+
+
+def name_of(section: Section, number: int) -> str:
+    """The section's name. `number` counts the messages behind the system prompt from 1."""
+    if section.kind == "tool":
+        return f"tool {section.name}"
+    if section.system and not number:
+        return "system"
+    return "text" if section.kind == "text" else f"message {number} ({section.name})"
+
+
+def _systems(sketch: Sketch) -> Sequence[Section]:
+    """The system prompt: the system messages before all others."""
+    others = sketch.others
+    count = next((i for i, section in enumerate(others) if not section.system), len(others))
+    return others[:count]
+
+
+def _turns(sketch: Sketch) -> Sequence[Section]:
+    return sketch.others[len(_systems(sketch)) :]
+
+
+def _of_arguments(old: Sketch, new: Sketch) -> Iterator[Change]:
+    if old.arguments != new.arguments:
+        yield Change(
+            "arguments", "template arguments", old=old.arguments[:200], new=new.arguments[:200]
+        )
+
+
+def _of_tools(old: Sequence[Section], new: Sequence[Section]) -> Iterator[Change]:
+    before, after = _digests(old), _digests(new)
+    if before == after:
+        return
+    if sorted(before) == sorted(after):
+        at = common_length(before, after)
+        detail = f"{new[at].name} stands where {old[at].name} stood"
+        yield Change("tools_reordered", "tools", detail)
+        return
+    names = [section.name for section in old], [section.name for section in new]
+    removed = [name for name in names[0] if name not in names[1]]
+    added = [name for name in names[1] if name not in names[0]]
+    if added and removed:
+        yield Change("tools_replaced", "tools", f"{_listed(added)} for {_listed(removed)}")
+    elif added or removed:
+        yield Change("tools_added" if added else "tools_removed", "tools", _listed(added + removed))
+    by_name = {section.name: section for section in old}
+    for section in new:
+        earlier = by_name.get(section.name)
+        if earlier is not None and earlier.digest != section.digest:
+            yield _edited("tool_changed", name_of(section, 0), earlier, section)
+            return
+
+
+def _of_system(old: Sequence[Section], new: Sequence[Section]) -> Iterator[Change]:
+    if _digests(old) == _digests(new):
+        return
+    if not old or not new:
+        yield Change("system_added" if new else "system_removed", "system")
+        return
+    at = common_length(_digests(old), _digests(new))
+    if at < min(len(old), len(new)):
+        yield _edited("system_changed", "system", old[at], new[at])
+    else:
+        kind: ChangeKind = "system_added" if len(new) > len(old) else "system_removed"
+        yield Change(kind, "system", "a second system message")
+
+
+def _of_messages(old: Sequence[Section], new: Sequence[Section]) -> Iterator[Change]:
+    before, after = _digests(old), _digests(new)
+    at = common_length(before, after)
+    if at == len(old) or at == len(new):
+        return  # One goes on where the other ends.
+    section = name_of(new[at], at + 1)
+    if at == 0 and not _same_conversation(old, new):
+        yield Change("other_conversation", section)
+        return
+    yield _changed(old, new, at, section)
+
+
+def _changed(old: Sequence[Section], new: Sequence[Section], at: int, section: str) -> Change:
+    before, after = _digests(old), _digests(new)
+    if after[at] in before[at:]:
+        count = before.index(after[at], at) - at
+        return Change("messages_removed", section, _count(count))
+    if before[at] in after[at:]:
+        count = after.index(before[at], at) - at
+        return Change("messages_inserted", section, _count(count))
+    earlier, later = old[at], new[at]
+    if earlier.name == later.name and earlier.content == later.content:
+        if earlier.reasoning and not later.reasoning:
+            return Change("reasoning_dropped", section)
+        if earlier.pictures != later.pictures:
+            return Change("pictures_changed", section)
+    going_on = [
+        before.index(digest, at) - at for digest in after[at + 1 :] if digest in before[at:]
+    ]
+    if going_on and going_on[0] > 1:
+        return Change("messages_summarized", section, _count(going_on[0]))
+    if len(new) < len(old) and not going_on:
+        return Change("messages_summarized", section, _count(len(old) - at))
+    return _edited("message_changed", section, earlier, later)
+
+
+def _same_conversation(old: Sequence[Section], new: Sequence[Section]) -> bool:
+    """Whether two conversations with unlike first messages are one, which was changed."""
+    if set(_digests(old)) & set(_digests(new)) or old[0].content == new[0].content:
+        return True
+    place = place_of(old[0], new[0])
+    if swapped(place) is not None and place.at >= _least(old[0], new[0]):
+        return True
+    return place.at >= _SAME * max(old[0].length, new[0].length)
+
+
+def _least(old: Section, new: Section) -> int:
+    return min(_SHARED, min(old.length, new.length) // 4)
+
+
+def _edited(kind: ChangeKind, section: str, old: Section, new: Section) -> Change:
+    place = place_of(old, new)
+    if (found := swapped(place)) is None:
+        return Change(kind, section, place=place)
+    return Change(kind, section, "", place, *found)
+
+
+def _digests(sections: Sequence[Section]) -> tuple[int, ...]:
+    return tuple(section.digest for section in sections)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _count(messages: int) -> str:
+    return "1 message" if messages == 1 else f"{messages} messages"
