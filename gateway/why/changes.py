@@ -81,9 +81,7 @@ def _turns(sketch: Sketch) -> Sequence[Section]:
 
 def _of_arguments(old: Sketch, new: Sketch) -> Iterator[Change]:
     if old.arguments != new.arguments:
-        yield Change(
-            "arguments", "template arguments", old=old.arguments[:200], new=new.arguments[:200]
-        )
+        yield Change("arguments", "template arguments", old=old.arguments, new=new.arguments)
 
 
 def _of_tools(old: Sequence[Section], new: Sequence[Section]) -> Iterator[Change]:

@@ -79,6 +79,7 @@ from protocol.requests import (
     Tools,
 )
 
+USAGE = Usage(10, 20, 5, stored_tokens=4)
 MEMORY = MlxMemory(active_bytes=1 << 40, cache_bytes=7, peak_bytes=(1 << 40) + 1)
 SAMPLING = Sampling(
     repetition_penalty=1.1,

@@ -87,13 +87,15 @@ def draft_chat(
 
 class TextRequest(Struct, frozen=True):
     """A request for text that is ready for the model's queue. For each prompt there are as many
-    `requests` as answers are wanted. The `record` is what is remembered of the first.
+    `requests` as answers are wanted. The `record` is what the `memory` remembers of the
+    first; None: nothing.
     """
 
     call: ModelCall
     requests: Sequence[Request]
     left_out: set[str]
-    record: RequestRecord | None = None
+    memory: RequestMemory
+    record: RequestRecord | None
 
     def submit(
         self,
@@ -139,7 +141,7 @@ async def request_text(
     memory: RequestMemory = call.http.app.state.request_memory
     salt = drafted.parameters.cache_salt or ""
     record = await memory.remember(call, requests[0], salt, answer)
-    return TextRequest(call, requests, left_out, record)
+    return TextRequest(call, requests, left_out, memory, record)
 
 
 def counting(drafted: RequestDraft) -> RequestDraft:
