@@ -135,37 +135,47 @@ def _of_messages(old: Sequence[Section], new: Sequence[Section]) -> Iterator[Cha
 
 
 def _changed(old: Sequence[Section], new: Sequence[Section], at: int, section: str) -> Change:
-    before, after = _digests(old), _digests(new)
-    if after[at] in before[at:]:
-        count = before.index(after[at], at) - at
-        return Change("messages_removed", section, _count(count))
-    if before[at] in after[at:]:
-        count = after.index(before[at], at) - at
-        return Change("messages_inserted", section, _count(count))
     earlier, later = old[at], new[at]
     if earlier.name == later.name and earlier.content == later.content:
         if earlier.reasoning and not later.reasoning:
             return Change("reasoning_dropped", section)
         if earlier.pictures != later.pictures:
             return Change("pictures_changed", section)
-    going_on = [
-        before.index(digest, at) - at for digest in after[at + 1 :] if digest in before[at:]
-    ]
-    if going_on and going_on[0] > 1:
-        return Change("messages_summarized", section, _count(going_on[0]))
-    if len(new) < len(old) and not going_on:
-        return Change("messages_summarized", section, _count(len(old) - at))
+    before, after = _digests(old)[at:], _digests(new)[at:]
+    if count := _goes_on_at(before, after):
+        return Change("messages_removed", section, _count(count))
+    if count := _goes_on_at(after, before):
+        return Change("messages_inserted", section, _count(count))
+    # One message in the place of several, which the rest follows.
+    count = _goes_on_at(before, after[1:])
+    if count > 1 or (not count and len(new) < len(old)):
+        return Change("messages_summarized", section, _count(count or len(before)))
     return _edited("message_changed", section, earlier, later)
+
+
+def _goes_on_at(longer: tuple[int, ...], rest: tuple[int, ...]) -> int:
+    """Where the rest goes on in the longer series: where it agrees for longest, if that is to the
+    end of one of them. 0: nowhere behind its begin.
+    """
+    runs = {at: common_length(longer[at:], rest) for at in range(1, len(longer))}
+    at = max(runs, key=lambda at: runs[at], default=0)
+    ends = at and runs[at] and runs[at] == min(len(longer) - at, len(rest))
+    return at if ends else 0
 
 
 def _same_conversation(old: Sequence[Section], new: Sequence[Section]) -> bool:
     """Whether two conversations with unlike first messages are one, which was changed."""
-    if set(_digests(old)) & set(_digests(new)) or old[0].content == new[0].content:
+    if _telling(old) & _telling(new) or old[0].content == new[0].content:
         return True
     place = place_of(old[0], new[0])
     if swapped(place) is not None and place.at >= _least(old[0], new[0]):
         return True
     return place.at >= _SAME * max(old[0].length, new[0].length)
+
+
+def _telling(sections: Sequence[Section]) -> set[int]:
+    """The digests of the users' messages: those of a model may be the same by chance."""
+    return {section.digest for section in sections if section.name == "user"}
 
 
 def _least(old: Section, new: Section) -> int:

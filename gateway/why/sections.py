@@ -158,7 +158,7 @@ class _Sketcher:
     ) -> Section:
         begin, end, pieces = text, "", array("q")
         if len(text) > WHOLE or text.__sizeof__() > self._left_bytes:
-            room = min(ENDS, len(text) // 2, self._left_bytes // 8)
+            room = max(0, min(ENDS, len(text) // 2, self._left_bytes // 8))
             begin, end = text[:room], text[len(text) - room :]
             pieces = hashes(text)
         self._left_bytes -= begin.__sizeof__() + end.__sizeof__()

@@ -63,7 +63,7 @@ _SENTENCES: Final[dict[Cause, str]] = {
     "other_conversation": "This is another conversation: it shares the beginning only.",
 }
 _ADVICE: Final[dict[Cause, str]] = {
-    "scored": "Leave prompt_logprobs out.",
+    "scored": "Leave out echo or logprobs.",
     "other_salt": "Send the same cache_salt.",
     "unfinished": "Send the second request once the first answer has begun.",
     "ended": "A longer ttl_s keeps the worker, and a larger prompt_cache.disk its prompts.",
