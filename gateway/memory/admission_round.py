@@ -9,9 +9,12 @@ from typing import Final
 
 from gateway.memory.allocation import Allocation, Prompt
 from gateway.memory.ledger import NOISE_BYTES, Claim, Ledger, MemoryOrders
-from gateway.memory.loans import RECALL_S, IdleEviction, Loans
+from gateway.memory.loans import IdleEviction, Loans
 from gateway.memory.reclaim import Reclaim, enough_to_evict, worth
 
+# A worker that hasn't answered a recall for so long is taken to hang. Workers answer between two
+# steps, and the time of a step is bounded, even for a chunk of a prompt.
+RECALL_S: Final = 15.0
 # A worker over its limit gets so long to shrink while the budget has no room for it.
 OVERGROWN_S: Final = 10.0
 # A sequence that has no room is refused after this time. It is longer than `OVERGROWN_S`: if the

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.memory.admission_round import OVERGROWN_S
+from gateway.memory.admission_round import OVERGROWN_S, RECALL_S
 from gateway.memory.allocation import MemoryNeed
 from gateway.memory.ledger import Admit, Evict, LimitChange, Refuse, Replace, Unanswered
-from gateway.memory.loans import IDLE_LOAN_S, REBALANCE_S, RECALL_S
+from gateway.memory.loans import IDLE_LOAN_S, REBALANCE_S
 from tests.gateway.memory.account import (
     LATER,
     PATIENCE_S,

@@ -15,7 +15,7 @@ from hypothesis.stateful import (
 )
 
 from gateway.memory.admission import Admission
-from gateway.memory.admission_round import OVERGROWN_S
+from gateway.memory.admission_round import OVERGROWN_S, RECALL_S
 from gateway.memory.allocation import MemoryNeed, WorkerReading
 from gateway.memory.ledger import (
     Admit,
@@ -27,7 +27,7 @@ from gateway.memory.ledger import (
     Replace,
     Unanswered,
 )
-from gateway.memory.loans import REBALANCE_S, RECALL_S
+from gateway.memory.loans import REBALANCE_S
 
 # Above what the account takes for noise.
 UNIT = 64_000_000
