@@ -185,7 +185,7 @@ class LoadProgress(Message, frozen=True, tag="load-progress"):
     total_bytes: int
 
 
-class CachedPrompts(Struct, frozen=True):
+class PromptCaching(Struct, frozen=True):
     """How a model's prompts are cached. `root` changes with all that a cached block depends on
     beside its tokens, such as the model's files and the version of mlx-lm; empty: no prompt is
     cached. With `at_places` a prompt can go on from some places alone. They are also `on_disk`.
@@ -215,7 +215,7 @@ class Ready(Message, frozen=True, tag="ready"):
     sampling: SamplingDefaults = SamplingDefaults()
     address: str = ""
     alone: str = ""
-    prompts: CachedPrompts = CachedPrompts()
+    prompts: PromptCaching = PromptCaching()
 
 
 class LoadFailed(Message, frozen=True, tag="load-failed"):

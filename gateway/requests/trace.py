@@ -9,7 +9,7 @@ from typing import Final
 
 from gateway.requests.use import Timing
 from protocol.answers import Usage
-from protocol.life import CachedPrompts
+from protocol.life import PromptCaching
 from protocol.message_base import BYTES_PER_TOKEN
 
 # The prompt cache of a worker has blocks of so many tokens.
@@ -26,13 +26,13 @@ class Trace:
     def __init__(self, timing: Timing) -> None:
         self.timing = timing
         self.fingerprint = ""
-        self.prompts = CachedPrompts()
+        self.prompts = PromptCaching()
         self.incarnation = 0
         self.prompt_tokens = 0
         self.marks: array[int] = array("q")
         self.usage: Usage | None = None
 
-    def sent(self, fingerprint: str, prompts: CachedPrompts, incarnation: int) -> None:
+    def sent(self, fingerprint: str, prompts: PromptCaching, incarnation: int) -> None:
         self.fingerprint, self.prompts, self.incarnation = fingerprint, prompts, incarnation
 
     def rendered(self, token_ids: bytes) -> None:
@@ -41,5 +41,8 @@ class Trace:
         last = len(token_ids) - _MARK_BYTES
         self.marks = array(
             "q",
-            [hash(token_ids[at : at + _MARK_BYTES]) for at in range(0, last + 1, _MARK_BYTES)],
+            [
+                hash(token_ids[begin : begin + _MARK_BYTES])
+                for begin in range(0, last + 1, _MARK_BYTES)
+            ],
         )

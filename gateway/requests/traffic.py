@@ -18,7 +18,7 @@ from gateway.system.clock import Presence
 from gateway.system.events import EventLog, Kind
 from gateway.system.refusal import Refusal
 from protocol.answers import Costs, Delta, Embedded, Output, Rendered, RequestFailed, Text, Usage
-from protocol.life import Ability, CachedPrompts
+from protocol.life import Ability, PromptCaching
 from protocol.message_base import Message
 from protocol.messages import ProtocolError
 from protocol.requests import Cancel, Embed, SamplingDefaults
@@ -37,7 +37,7 @@ class WorkerConnection(Struct, frozen=True):
     sampling: SamplingDefaults = SamplingDefaults()
     address: str = ""
     incarnation: int = 0
-    prompts: CachedPrompts = CachedPrompts()
+    prompts: PromptCaching = PromptCaching()
 
 
 class ProtocolBreachError(Exception):

@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 from msgspec import Struct
 
-from gateway.why.sections import PIECE, Section, hashes
+from gateway.why.sections import PIECE, PromptSection, hashes
 
 # An excerpt has so many characters before the place where two texts part, and behind it.
 BEFORE: Final = 60
@@ -37,7 +37,7 @@ class Excerpt(Struct, frozen=True):
     behind: str
 
 
-class Place(Struct, frozen=True):
+class Divergence(Struct, frozen=True):
     """Where two texts part: at character `at`, or within `within` characters behind it. An excerpt
     is None if that part of the text was not remembered.
     """
@@ -48,13 +48,13 @@ class Place(Struct, frozen=True):
     new: Excerpt | None
 
 
-def place_of(old: Section, new: Section) -> Place:
+def divergence_of(old: PromptSection, new: PromptSection) -> Divergence:
     """Where the texts of two sections part."""
     at, within = _parting(old, new)
-    return Place(at, within, _excerpt(old, at, within), _excerpt(new, at, within))
+    return Divergence(at, within, _excerpt(old, at, within), _excerpt(new, at, within))
 
 
-def _parting(old: Section, new: Section) -> tuple[int, int]:
+def _parting(old: PromptSection, new: PromptSection) -> tuple[int, int]:
     at = common_length(old.begin, new.begin)
     if at < min(len(old.begin), len(new.begin)) or (old.whole and at == old.length):
         return at, 0
@@ -72,7 +72,7 @@ def _parting(old: Section, new: Section) -> tuple[int, int]:
     return (max(at, begin), PIECE) if exact is None else (exact, 0)
 
 
-def _exact(old: Section, new: Section, begin: int) -> int | None:
+def _exact(old: PromptSection, new: PromptSection, begin: int) -> int | None:
     """The exact place in the piece at `begin`, if that piece of both texts is remembered."""
     pieces = _part(old, begin, begin + PIECE), _part(new, begin, begin + PIECE)
     if pieces[0] is None or pieces[1] is None:
@@ -80,17 +80,17 @@ def _exact(old: Section, new: Section, begin: int) -> int | None:
     return begin + common_length(pieces[0], pieces[1])
 
 
-def _pieces(section: Section) -> array[int]:
+def _pieces(section: PromptSection) -> array[int]:
     return hashes(section.begin) if section.whole else section.pieces
 
 
-def _excerpt(section: Section, at: int, within: int) -> Excerpt | None:
+def _excerpt(section: PromptSection, at: int, within: int) -> Excerpt | None:
     before = _part(section, max(0, at - BEFORE), at)
     behind = _part(section, at, min(section.length, at + within + BEHIND))
     return None if before is None or behind is None else Excerpt(before, behind)
 
 
-def _part(section: Section, begin: int, end: int) -> str | None:
+def _part(section: PromptSection, begin: int, end: int) -> str | None:
     """The characters of a text from `begin` to `end`; None: they aren't remembered."""
     end = min(end, section.length)
     if end <= len(section.begin):

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from gateway.requests.trace import MARK_TOKENS
-from gateway.why.changes import Change, ChangeKind, changes
-from gateway.why.record import Facts, Happened, Happening, RequestRecord
+from gateway.why.changes import Difference, DifferenceKind, changes
+from gateway.why.record import CacheEvent, CacheEventKind, Facts, RequestRecord
 
 Cause: TypeAlias = (
-    ChangeKind
-    | Happened
+    DifferenceKind
+    | CacheEventKind
     | Literal[
         "waiting",
         "first",
@@ -43,7 +43,7 @@ Cause: TypeAlias = (
 _LONG_ANSWER: Final = 2 * MARK_TOKENS
 
 
-class Finding(NamedTuple):
+class Explanation(NamedTuple):
     """The likely cause. `earlier` is the request that this one was compared with, `shared_tokens`
     what both prompts begin with, and `changes` all that differs between them. The worker could have
     found `lost_tokens` more. `reason` adds to the cause.
@@ -53,18 +53,18 @@ class Finding(NamedTuple):
     earlier: RequestRecord | None = None
     shared_tokens: int = 0
     lost_tokens: int = 0
-    changes: Sequence[Change] = ()
+    changes: Sequence[Difference] = ()
     reason: str = ""
 
 
-def explain(now: RequestRecord, earlier: Sequence[RequestRecord], facts: Facts) -> Finding:
+def explain(now: RequestRecord, earlier: Sequence[RequestRecord], facts: Facts) -> Explanation:
     """`earlier` are the requests of the same caller that came before, in order."""
     before = nearest(now, [other for other in earlier if _alike(now, other)])
     if before is None:
-        return Finding(_without_earlier(now, earlier))
+        return Explanation(_without_earlier(now, earlier))
     shared = now.shared_tokens(before)
     differences = changes(before.sketch, now.sketch)
-    found = Finding("waiting", before, shared, 0, differences)
+    found = Explanation("waiting", before, shared, 0, differences)
     cached = now.cached_tokens
     if cached is None:
         return found
@@ -128,7 +128,7 @@ def _lost(now: RequestRecord, before: RequestRecord, facts: Facts) -> tuple[Caus
     computed_at, sent_at = before.computed_at, now.sent_at
     if computed_at is None or (sent_at is not None and computed_at > sent_at):
         return "unfinished", ""
-    since = [event for event in facts.happenings if before.at <= event.at <= (sent_at or now.at)]
+    since = [event for event in facts.cache_events if before.at <= event.at <= (sent_at or now.at)]
     for kind in ("quarantined", "cleared"):
         if (event := _last(since, kind)) is not None:
             return event.kind, event.reason
@@ -143,11 +143,11 @@ def _lost(now: RequestRecord, before: RequestRecord, facts: Facts) -> tuple[Caus
     return "evicted", ""
 
 
-def _last(happenings: Sequence[Happening], kind: str) -> Happening | None:
-    return next((event for event in reversed(happenings) if event.kind == kind), None)
+def _last(cache_events: Sequence[CacheEvent], kind: str) -> CacheEvent | None:
+    return next((event for event in reversed(cache_events) if event.kind == kind), None)
 
 
-def _parted(now: RequestRecord, before: RequestRecord, found: Finding, cached: int) -> Cause:
+def _parted(now: RequestRecord, before: RequestRecord, found: Explanation, cached: int) -> Cause:
     """Why the prompts part, as far as the worker found all that they share."""
     if found.changes:
         return found.changes[0].kind
@@ -168,7 +168,7 @@ def _parted(now: RequestRecord, before: RequestRecord, found: Finding, cached: i
     return "found" if cached + MARK_TOKENS >= tokens else "appended"
 
 
-def _parts_early(now: RequestRecord, found: Finding) -> bool:
+def _parts_early(now: RequestRecord, found: Explanation) -> bool:
     """Whether the prompts part before the end of the shorter one. Templates end a prompt with some
     tokens of their own, which an added message replaces.
     """

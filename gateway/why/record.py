@@ -59,14 +59,14 @@ class RequestRecord(Struct, frozen=True, kw_only=True, eq=False):
         return MARK_TOKENS * common_length(self.trace.marks, other.trace.marks)
 
 
-Happened: TypeAlias = Literal["quarantined", "cleared", "ended"]
+CacheEventKind: TypeAlias = Literal["quarantined", "cleared", "ended"]
 
 
-class Happening(Struct, frozen=True):
+class CacheEvent(Struct, frozen=True):
     """What happened to a model's cached prompts at `at`, a Unix time; `reason` says why."""
 
     at: float
-    kind: Happened
+    kind: CacheEventKind
     reason: str
 
 
@@ -82,5 +82,5 @@ class Facts(Struct, frozen=True):
     prompts, and its states.
     """
 
-    happenings: tuple[Happening, ...] = ()
+    cache_events: tuple[CacheEvent, ...] = ()
     states: tuple[StateChange, ...] = ()

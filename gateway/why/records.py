@@ -6,8 +6,8 @@ from collections import Counter, OrderedDict, deque
 from itertools import takewhile
 from typing import Final
 
-from gateway.why.record import Happening, RequestRecord
-from gateway.why.sections import Section
+from gateway.why.record import CacheEvent, RequestRecord
+from gateway.why.sections import PromptSection
 
 # So many requests of one caller for one model, and so many of all.
 _MOST_EACH: Final = 64
@@ -20,7 +20,7 @@ class _Kept:
     """The sections of one owner. Those that several requests have are there once."""
 
     def __init__(self) -> None:
-        self.sections: dict[int, Section] = {}
+        self.sections: dict[int, PromptSection] = {}
         self.uses: Counter[int] = Counter()
 
 
@@ -37,12 +37,12 @@ class Records:
         self._each: Counter[tuple[str, str]] = Counter()
         self._kept: dict[str, _Kept] = {}
         self._last = 0
-        self._clears: deque[tuple[str | None, Happening]] = deque(maxlen=_MOST_CLEARS)
+        self._clears: deque[tuple[str | None, CacheEvent]] = deque(maxlen=_MOST_CLEARS)
 
     def __len__(self) -> int:
         return len(self._records)
 
-    def known(self, owner: str) -> dict[int, Section]:
+    def known(self, owner: str) -> dict[int, PromptSection]:
         """The sections of an owner's requests, by their digests."""
         kept = self._kept.get(owner)
         return {} if kept is None else kept.sections
@@ -84,9 +84,9 @@ class Records:
 
     def cleared(self, model: str | None, at: float) -> None:
         """Note that the cached prompts of a model were cleared; None: of all models."""
-        self._clears.append((model, Happening(at, "cleared", "")))
+        self._clears.append((model, CacheEvent(at, "cleared", "")))
 
-    def clears(self, model: str) -> list[Happening]:
+    def clears(self, model: str) -> list[CacheEvent]:
         """The clears of a model's cached prompts."""
         return [clear for of, clear in self._clears if of in (None, model)]
 

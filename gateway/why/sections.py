@@ -11,7 +11,7 @@ from msgspec import Raw, Struct
 
 from protocol.requests import ChatMessage, ChatPrompt, Generate, TextPrompt
 
-SectionKind: TypeAlias = Literal["tool", "message", "text"]
+PromptSectionKind: TypeAlias = Literal["tool", "message", "text"]
 
 # A section of so many characters is remembered whole, and of a longer one both ends.
 WHOLE: Final = 16_000
@@ -26,7 +26,7 @@ _BESIDE_BYTES: Final = 300
 _SYSTEM: Final = ("system", "developer")
 
 
-class Section(Struct, frozen=True, kw_only=True, eq=False):
+class PromptSection(Struct, frozen=True, kw_only=True, eq=False):
     """A part of a prompt. `name` is the name of a tool, or the role of a message. Two sections with
     the same `digest` are the same. `content` is the hash of the text alone, `reasoning` and
     `pictures` those of the other parts of a message; 0: it has none.
@@ -35,7 +35,7 @@ class Section(Struct, frozen=True, kw_only=True, eq=False):
     `pieces` has the hashes of the text's pieces, unless `begin` is whole.
     """
 
-    kind: SectionKind
+    kind: PromptSectionKind
     name: str
     digest: int
     content: int
@@ -68,21 +68,21 @@ class Sketch(Struct, frozen=True):
     `scored` the log probabilities of the prompt were asked for.
     """
 
-    sections: tuple[Section, ...]
+    sections: tuple[PromptSection, ...]
     arguments: str = ""
     scored: bool = False
 
     @property
-    def tools(self) -> tuple[Section, ...]:
+    def tools(self) -> tuple[PromptSection, ...]:
         return tuple(section for section in self.sections if section.kind == "tool")
 
     @property
-    def others(self) -> tuple[Section, ...]:
+    def others(self) -> tuple[PromptSection, ...]:
         """All sections but the tools."""
         return self.sections[len(self.tools) :]
 
 
-Known: TypeAlias = Mapping[int, Section]
+Known: TypeAlias = Mapping[int, PromptSection]
 
 
 def sketch(task: Generate, known: Known) -> Sketch:
@@ -120,7 +120,7 @@ class _Sketcher:
         self._known = known
         self._left_bytes = MOST_TEXT_BYTES
 
-    def tools(self, definitions: str) -> list[Section]:
+    def tools(self, definitions: str) -> list[PromptSection]:
         if not definitions:
             return []
         return [
@@ -128,7 +128,7 @@ class _Sketcher:
             for raw in _tools.decode(definitions)
         ]
 
-    def message(self, message: ChatMessage) -> Section:
+    def message(self, message: ChatMessage) -> PromptSection:
         digest = hash(message)
         if (section := self._known.get(digest)) is not None:
             return section
@@ -142,27 +142,27 @@ class _Sketcher:
             pictures=hash(message.pictures) if message.pictures else 0,
         )
 
-    def section(self, kind: SectionKind, name: str, text: str) -> Section:
+    def section(self, kind: PromptSectionKind, name: str, text: str) -> PromptSection:
         digest = hash((kind, name, text))
         return self._known.get(digest) or self._new(kind, name, text, digest)
 
     def _new(
         self,
-        kind: SectionKind,
+        kind: PromptSectionKind,
         name: str,
         text: str,
         digest: int,
         *,
         reasoning: int = 0,
         pictures: int = 0,
-    ) -> Section:
+    ) -> PromptSection:
         begin, end, pieces = text, "", array("q")
         if len(text) > WHOLE or text.__sizeof__() > self._left_bytes:
             room = max(0, min(ENDS, len(text) // 2, self._left_bytes // 8))
             begin, end = text[:room], text[len(text) - room :]
             pieces = hashes(text)
         self._left_bytes -= begin.__sizeof__() + end.__sizeof__()
-        return Section(
+        return PromptSection(
             kind=kind,
             name=name,
             digest=digest,
@@ -179,4 +179,4 @@ class _Sketcher:
 def hashes(text: str) -> array[int]:
     """The hashes of the pieces of a text. Its last piece may be shorter."""
     most = min(len(text), _MOST_PIECES * PIECE)
-    return array("q", [hash(text[at : at + PIECE]) for at in range(0, most, PIECE)])
+    return array("q", [hash(text[begin : begin + PIECE]) for begin in range(0, most, PIECE)])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.why.changes import Change
-from gateway.why.explain import Cause, Finding
+from gateway.why.changes import Difference
+from gateway.why.explain import Cause, Explanation
 from gateway.why.swaps import Swap
 
 _SWAPS: Final[dict[Swap, str]] = {
@@ -83,7 +83,7 @@ _ADVICE: Final[dict[Cause, str]] = {
 }
 
 
-def sentence(finding: Finding) -> str:
+def sentence(finding: Explanation) -> str:
     """What the cause is."""
     change = finding.changes[0] if finding.changes else None
     if change is not None and finding.cause == change.kind:
@@ -96,7 +96,7 @@ def sentence(finding: Finding) -> str:
     )
 
 
-def of_change(change: Change) -> str:
+def of_change(change: Difference) -> str:
     """What a change is."""
     section = "the system prompt" if change.section == "system" else change.section
     text = _SENTENCES[change.kind].format(section=section, detail=change.detail)
@@ -108,6 +108,6 @@ def of_change(change: Change) -> str:
     )
 
 
-def advice(finding: Finding) -> str | None:
+def advice(finding: Explanation) -> str | None:
     """What to do about the cause. None: nothing is needed, or nothing helps."""
     return _ADVICE.get(finding.cause)

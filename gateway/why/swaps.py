@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Final, Literal, TypeAlias
 
-from gateway.why.divergence import Place
+from gateway.why.divergence import Divergence
 
 Swap: TypeAlias = Literal["clock", "date", "path", "id", "counter"]
 
@@ -30,7 +30,7 @@ _PATTERNS: Final[tuple[tuple[Swap, str], ...]] = (
 _COMPILED: Final = tuple((swap, re.compile(pattern)) for swap, pattern in _PATTERNS)
 
 
-def swapped(place: Place) -> tuple[Swap, str, str] | None:
+def swapped(place: Divergence) -> tuple[Swap, str, str] | None:
     """What was put in the place of what: its kind, and both texts. None: no pattern fits."""
     if place.old is None or place.new is None:
         return None

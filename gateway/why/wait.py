@@ -65,7 +65,7 @@ def _parts(
     record: RequestRecord, states: Sequence[StateChange], ended_at: float
 ) -> Iterator[tuple[WaitPart, float]]:
     timing = record.trace.timing
-    entered = [(kind, record.at + at - timing.arrived_at) for kind, at in timing.phases]
+    entered = [(kind, record.at + begin - timing.arrived_at) for kind, begin in timing.phases]
     ends = [*(begin for _, begin in entered[1:]), ended_at]
     for (kind, begin), end in zip(entered, ends, strict=True):
         end = min(end, ended_at)

@@ -14,7 +14,7 @@ from msgspec import Struct
 from gateway.memory.allocation import WorkerReading
 from gateway.system.memory_reading import Footprint
 from gateway.system.processes import ProcessIdentity
-from protocol.life import Ability, CachedPrompts, Heartbeat, MlxMemory, Need, Ready
+from protocol.life import Ability, Heartbeat, MlxMemory, Need, PromptCaching, Ready
 from protocol.requests import SamplingDefaults
 
 _READINGS: Final = 5
@@ -185,7 +185,7 @@ class WorkerReport:
         self.tokens_per_s: float | None = None
         self.address = ""
         self.alone = ""
-        self.prompts = CachedPrompts()
+        self.prompts = PromptCaching()
         self._memory = memory
         self._loop = asyncio.get_running_loop()
         self._last_step_at: float | None = None
@@ -281,4 +281,4 @@ class WorkerState(Struct, frozen=True, kw_only=True):
     files: tuple[str, ...] = ()
     address: str = ""
     alone: str = ""
-    prompts: CachedPrompts = CachedPrompts()
+    prompts: PromptCaching = PromptCaching()

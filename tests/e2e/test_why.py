@@ -52,10 +52,10 @@ def _why(gateway: Gateway, name: str) -> dict[str, Any]:
 
 
 def _system(text: str) -> Messages:
-    return [{"role": "system", "content": text}, *_said("Hello, who are you?")]
+    return [{"role": "system", "content": text}, *_conversation("Hello, who are you?")]
 
 
-def _said(*texts: str) -> Messages:
+def _conversation(*texts: str) -> Messages:
     """A conversation in which user and assistant take turns."""
     roles = itertools.cycle(("user", "assistant"))
     return [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
@@ -99,7 +99,7 @@ def _talks(cause: str, section: str | None, before: Messages, now: Messages) -> 
 
 ONE, TWO, THREE = (f"{word} {LONG}" for word in ("First", "Second", "Third"))
 REPLY = "A bulkhead is a wall that keeps the water out of the rest of a ship."
-TALK = _said(ONE, REPLY, TWO, REPLY, THREE)
+TALK = _conversation(ONE, REPLY, TWO, REPLY, THREE)
 A, B, C = _tool("alpha"), _tool("beta"), _tool("gamma")
 THINKING = [TALK[0], {**TALK[1], "reasoning_content": "What may be meant by that? " * 5}, *TALK[2:]]
 
@@ -126,14 +126,14 @@ PLANTS = [
     Plant(
         "system_added",
         "system",
-        {"messages": _said(f"added {ONE}")},
-        {"messages": [{"role": "system", "content": "added"}, *_said(f"added {ONE}")]},
+        {"messages": _conversation(f"added {ONE}")},
+        {"messages": [{"role": "system", "content": "added"}, *_conversation(f"added {ONE}")]},
     ),
     Plant(
         "system_removed",
         "system",
-        {"messages": [{"role": "system", "content": "removed"}, *_said(f"removed {ONE}")]},
-        {"messages": _said(f"removed {ONE}")},
+        {"messages": [{"role": "system", "content": "removed"}, *_conversation(f"removed {ONE}")]},
+        {"messages": _conversation(f"removed {ONE}")},
     ),
     _tools("tools_reordered", "tools", [A, B, C], [A, C, B]),
     _tools("tools_added", "tools", [A, B], [A, B, C]),
@@ -149,17 +149,20 @@ PLANTS = [
     _talks(
         "message_changed:clock",
         "message 1 (user)",
-        _said(f"Today at 12:01 I ask. {ONE}", REPLY, TWO),
-        _said(f"Today at 12:09 I ask. {ONE}", REPLY, TWO),
+        _conversation(f"Today at 12:01 I ask. {ONE}", REPLY, TWO),
+        _conversation(f"Today at 12:09 I ask. {ONE}", REPLY, TWO),
     ),
     _talks(
         "message_changed:path",
         "message 1 (user)",
-        _said(f"{LONG} I am in /home/ann/boat. {ONE}", REPLY, TWO),
-        _said(f"{LONG} I am in /home/ann/mast. {ONE}", REPLY, TWO),
+        _conversation(f"{LONG} I am in /home/ann/boat. {ONE}", REPLY, TWO),
+        _conversation(f"{LONG} I am in /home/ann/mast. {ONE}", REPLY, TWO),
     ),
     _talks(
-        "message_changed", "message 3 (user)", TALK, [*TALK[:2], *_said(f"{TWO} No.", REPLY, ONE)]
+        "message_changed",
+        "message 3 (user)",
+        TALK,
+        [*TALK[:2], *_conversation(f"{TWO} No.", REPLY, ONE)],
     ),
     _talks("messages_removed", "message 1 (user)", TALK, TALK[2:]),
     _talks("messages_removed", "message 3 (user)", TALK, [*TALK[:2], *TALK[4:]]),
@@ -167,33 +170,33 @@ PLANTS = [
         "messages_inserted",
         "message 3 (user)",
         TALK,
-        [*TALK[:2], *_said(ONE * 2, REPLY), *TALK[2:]],
+        [*TALK[:2], *_conversation(ONE * 2, REPLY), *TALK[2:]],
     ),
     _talks(
         "messages_summarized",
         "message 1 (user)",
         TALK,
-        [*_said(f"In short: ships have walls. {LONG}"), *TALK[3:]],
+        [*_conversation(f"In short: ships have walls. {LONG}"), *TALK[3:]],
     ),
     _talks("reasoning_dropped", "message 2 (assistant)", THINKING, TALK),
     _talks(
         "other_conversation",
         "message 1 (user)",
         TALK,
-        _said("What about masts?", REPLY, "And sails?"),
+        _conversation("What about masts?", REPLY, "And sails?"),
     ),
     _talks("appended", None, TALK[:3], TALK),
     Plant(
         "arguments",
         "template arguments",
-        {"messages": _said(f"arguments {ONE}"), "reasoning_effort": "low"},
-        {"messages": _said(f"arguments {ONE}"), "reasoning_effort": "high"},
+        {"messages": _conversation(f"arguments {ONE}"), "reasoning_effort": "low"},
+        {"messages": _conversation(f"arguments {ONE}"), "reasoning_effort": "high"},
     ),
     Plant(
         "other_salt",
         None,
-        {"messages": _said(f"other salt {ONE}"), "cache_salt": "one"},
-        {"messages": _said(f"other salt {ONE}"), "cache_salt": "two"},
+        {"messages": _conversation(f"other salt {ONE}"), "cache_salt": "one"},
+        {"messages": _conversation(f"other salt {ONE}"), "cache_salt": "two"},
     ),
     Plant(
         "scored",

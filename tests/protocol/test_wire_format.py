@@ -29,7 +29,6 @@ from protocol.answers import (
 )
 from protocol.life import (
     Bound,
-    CachedPrompts,
     ClearPromptCache,
     Device,
     Drain,
@@ -45,6 +44,7 @@ from protocol.life import (
     Need,
     PromptCacheCleared,
     PromptCacheDisk,
+    PromptCaching,
     RankLost,
     Ranks,
     Ready,
@@ -235,7 +235,7 @@ SAMPLES: dict[type[Message], Message] = {
         sampling=SamplingDefaults(0.6, 0.95, 20, 0.05),
         address="127.0.0.1:8080",
         alone="the caches of this model can't be merged",
-        prompts=CachedPrompts("0f", at_places=True, on_disk=True),
+        prompts=PromptCaching("0f", at_places=True, on_disk=True),
     ),
     LoadFailed: LoadFailed(reason="there are no weights", permanent=True),
     Rendered: Rendered(request_id="r-1", token_ids=pack([1, 2, 3]), last=True),

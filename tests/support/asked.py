@@ -9,16 +9,16 @@ from typing import Any
 from gateway.requests.trace import MARK_TOKENS, Trace
 from gateway.requests.use import Timing
 from gateway.why.record import RequestRecord
-from gateway.why.sections import Section, Sketch, sketch
+from gateway.why.sections import PromptSection, Sketch, sketch
 from protocol.answers import Usage
-from protocol.life import CachedPrompts
+from protocol.life import PromptCaching
 from protocol.requests import ChatMessage, ChatPrompt, Generate, Sampling, TextPrompt, Tools
 
 _COUNT = itertools.count()
-CACHED = CachedPrompts("root", on_disk=True)
+CACHED = PromptCaching("root", on_disk=True)
 
 
-def text_section(text: str) -> Section:
+def text_section(text: str) -> PromptSection:
     (section,) = sketched(TextPrompt(text)).sections
     return section
 
@@ -53,7 +53,7 @@ def asked(
     completion_tokens: int = 1,
     reasoning_tokens: int = 0,
     fingerprint: str = "f",
-    prompts: CachedPrompts = CACHED,
+    prompts: PromptCaching = CACHED,
     incarnation: int = 1,
     **fields: Any,
 ) -> RequestRecord:

@@ -18,12 +18,12 @@ import mlx.core as mx
 from protocol.answers import RequestFailed
 from protocol.life import (
     Ability,
-    CachedPrompts,
     Device,
     Hello,
     Load,
     LoadFailed,
     LoadProgress,
+    PromptCaching,
     Ready,
 )
 from protocol.messages import PROTOCOL_VERSION
@@ -133,7 +133,7 @@ class TextServing(NamedTuple):
     paths: Paths
     prompt_cache: PromptCache | None
     alone: str = ""
-    cached_prompts: CachedPrompts = CachedPrompts()
+    cached_prompts: PromptCaching = PromptCaching()
 
 
 class ModelServing(NamedTuple):
@@ -268,7 +268,7 @@ def _run(
             memory=read_memory(),
             abilities=served.abilities,
             sampling=loaded.sampling_defaults,
-            prompts=CachedPrompts() if text is None else text.cached_prompts,
+            prompts=PromptCaching() if text is None else text.cached_prompts,
         )
         thread.figures.memory = ready.memory
         thread.emit(ModelReady(ready, served.prepare))
@@ -339,9 +339,9 @@ def _make_text(
             prompt_cache,
             loaded.model.start_prompt if looks else None,
         )
-    cached = CachedPrompts()
+    cached = PromptCaching()
     if prompt_cache is not None:
-        cached = CachedPrompts(root.hex(), cutter.needs_snapshots, disk is not None)
+        cached = PromptCaching(root.hex(), cutter.needs_snapshots, disk is not None)
     return TextServing(engine, paths, prompt_cache, (trial and trial.fault) or "", cached)
 
 

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 
 from gateway.http.generation.text_request import TextRequest
-from gateway.why.changes import ChangeKind
+from gateway.why.changes import DifferenceKind
 from gateway.why.compare import Comparison
 
 Changed: TypeAlias = Literal["model_changed", "system_changed", "tools_changed", "messages_changed"]
@@ -61,7 +61,7 @@ def _reason(comparison: Comparison) -> CacheMissReason | None:
     return CacheMissReason(_changed(kinds[0]), comparison.missed_tokens)
 
 
-def _changed(kind: ChangeKind) -> Changed:
+def _changed(kind: DifferenceKind) -> Changed:
     if kind.startswith("tool"):
         return "tools_changed"
     return "system_changed" if kind.startswith("system") else "messages_changed"

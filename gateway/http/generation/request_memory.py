@@ -17,7 +17,7 @@ from gateway.requests.trace import Trace
 from gateway.system.refusal import Refusal
 from gateway.why.answer import Why, why
 from gateway.why.compare import Comparison, compare
-from gateway.why.record import Facts, Happening, RequestRecord, StateChange
+from gateway.why.record import CacheEvent, Facts, RequestRecord, StateChange
 from gateway.why.records import Records
 from gateway.why.sections import sketch
 from protocol.requests import Generate, TokenPrompt
@@ -110,10 +110,10 @@ class RequestMemory:
             for event in events
             if event.kind == "state"
         )
-        happenings = [*self._happenings(model_id), *self._records.clears(model_id)]
-        return Facts(tuple(sorted(happenings, key=lambda event: event.at)), states)
+        cache_events = [*self._cache_events(model_id), *self._records.clears(model_id)]
+        return Facts(tuple(sorted(cache_events, key=lambda event: event.at)), states)
 
-    def _happenings(self, model_id: str) -> Iterator[Happening]:
+    def _cache_events(self, model_id: str) -> Iterator[CacheEvent]:
         for event in self._fleet.events.recent(_EVENTS, model_id):
             if event.kind == "exit":
-                yield Happening(event.at, "ended", event.fields["reason"])
+                yield CacheEvent(event.at, "ended", event.fields["reason"])

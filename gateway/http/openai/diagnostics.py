@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.http.generation.text_request import TextRequest
-from gateway.why.changes import Change, ChangeKind
+from gateway.why.changes import Difference, DifferenceKind
 from gateway.why.compare import Comparison
 
 MissReason: TypeAlias = Literal[
@@ -58,7 +58,7 @@ def diagnose(asked: TextRequest, response_id: str) -> CacheDiagnostics:
     return CacheHit() if comparison.found else Unavailable()
 
 
-_REASONS: Final[dict[ChangeKind, MissReason]] = {
+_REASONS: Final[dict[DifferenceKind, MissReason]] = {
     "messages_summarized": "context_compacted",
     "tools_reordered": "tools_changed",
     "tools_added": "tools_changed",
@@ -81,7 +81,7 @@ def _reason(comparison: Comparison) -> MissReason | None:
     return _REASONS.get(change.kind, "input_changed")
 
 
-def _of_arguments(change: Change) -> MissReason:
+def _of_arguments(change: Difference) -> MissReason:
     before, after = _verbosity(change.old), _verbosity(change.new)
     return "reasoning_effort_changed" if before == after else "verbosity_changed"
 

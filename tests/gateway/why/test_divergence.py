@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.why.divergence import BEFORE, BEHIND, common_length, place_of
+from gateway.why.divergence import BEFORE, BEHIND, common_length, divergence_of
 from gateway.why.sections import PIECE, WHOLE
 from tests.support.asked import text_section
 
@@ -27,7 +27,7 @@ def test_place_is_found_in_texts_of_any_length(some: str, times: int, data: st.D
     cut = data.draw(st.integers(0, 3))
     changed = text[:at] + put + text[at + cut :]
     true = common_length(text, changed)
-    place = place_of(text_section(text), text_section(changed))
+    place = divergence_of(text_section(text), text_section(changed))
     assert place.at <= true <= place.at + place.within
     assert place.within <= PIECE
     if len(text) < WHOLE - 3:
@@ -39,7 +39,7 @@ def test_excerpts_are_of_the_texts(some: str, times: int, data: st.DataObject) -
     text = (some or "a") * times
     at = data.draw(st.integers(0, len(text)))
     changed = f"{text[:at]}X{text[at:]}"
-    place = place_of(text_section(text), text_section(changed))
+    place = divergence_of(text_section(text), text_section(changed))
     for whole, excerpt in ((text, place.old), (changed, place.new)):
         if excerpt is not None:
             assert whole[: place.at].endswith(excerpt.before)
@@ -50,6 +50,6 @@ def test_excerpts_are_of_the_texts(some: str, times: int, data: st.DataObject) -
 
 def test_very_long_text_tells_where_its_hashes_end() -> None:
     text = "a" * 400_000
-    place = place_of(text_section(text), text_section(text[:-5] + "b" * 5))
+    place = divergence_of(text_section(text), text_section(text[:-5] + "b" * 5))
     assert place.at <= 400_000 - 5 <= place.at + place.within
     assert (place.old, place.new) == (None, None) or place.within == 0

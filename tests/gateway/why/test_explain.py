@@ -8,17 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.why.explain import explain
-from gateway.why.record import Facts, Happening, RequestRecord
+from gateway.why.record import CacheEvent, Facts, RequestRecord
 from gateway.why.sections import Sketch
 from gateway.why.sentences import advice, sentence
-from protocol.life import CachedPrompts
+from protocol.life import PromptCaching
 from protocol.requests import TextPrompt
 from tests.support.asked import CACHED, asked, chat, sketched
 
 SAME = chat("What is a bulkhead?", "A wall.", "Of what?")
 LONGER = chat("What is a bulkhead?", "A wall.", "Of what?", "Of steel.", "And how thick?")
 NOTHING = Facts()
-PLACES = CachedPrompts("root", at_places=True, on_disk=True)
+PLACES = PromptCaching("root", at_places=True, on_disk=True)
 
 
 def _explained(
@@ -34,7 +34,7 @@ def _explained(
 
 
 def _happened(kind: Any, at: float = 50.0) -> Facts:
-    return Facts((Happening(at, kind, "why"),))
+    return Facts((CacheEvent(at, kind, "why"),))
 
 
 @pytest.mark.parametrize(
@@ -43,8 +43,8 @@ def _happened(kind: Any, at: float = 50.0) -> Facts:
         ("found", {}, {"cached_tokens": 192}, NOTHING),
         ("waiting", {}, {"cached_tokens": None}, NOTHING),
         ("model_changed", {}, {"fingerprint": "other"}, NOTHING),
-        ("version_changed", {}, {"prompts": CachedPrompts("other")}, NOTHING),
-        ("not_cached", {}, {"prompts": CachedPrompts()}, NOTHING),
+        ("version_changed", {}, {"prompts": PromptCaching("other")}, NOTHING),
+        ("not_cached", {}, {"prompts": PromptCaching()}, NOTHING),
         ("unfinished", {"cached_tokens": None, "first_token_s": None}, {}, NOTHING),
         ("unfinished", {"first_token_s": 101.0}, {}, NOTHING),
         ("quarantined", {}, {}, _happened("quarantined")),
@@ -143,7 +143,7 @@ RECORDS = st.builds(
     at=st.floats(0, 100),
     incarnation=st.integers(1, 2),
     stored_tokens=st.integers(0, 400),
-    prompts=st.sampled_from((CACHED, PLACES, CachedPrompts())),
+    prompts=st.sampled_from((CACHED, PLACES, PromptCaching())),
     model=st.sampled_from(("m", "n")),
 )
 

@@ -30,7 +30,7 @@ def test_only_requests_of_the_same_owner_come_before() -> None:
     assert records.known("eve") == {}
 
 
-def test_one_caller_does_not_drive_out_the_requests_of_another() -> None:
+def test_requests_of_one_caller_stay_beside_those_of_another() -> None:
     records = Records()
     first = asked(chat("Hello"), id="first", owner="ann")
     records.add(first)

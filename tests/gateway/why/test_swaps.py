@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.why.divergence import place_of
+from gateway.why.divergence import divergence_of
 from gateway.why.swaps import swapped
 from tests.support.asked import text_section
 
@@ -33,7 +33,7 @@ from tests.support.asked import text_section
     ],
 )
 def test_kind_of_what_was_swapped_is_told(old: str, new: str, kind: str | None) -> None:
-    found = swapped(place_of(text_section(old), text_section(new)))
+    found = swapped(divergence_of(text_section(old), text_section(new)))
     assert (found and found[0]) == kind
     if found is not None:
         assert found[1] in old

@@ -12,7 +12,7 @@ def test_load_is_told_in_its_parts() -> None:
     # The moments of phases are of another clock, on which the request came at 0.
     record.trace.timing.phases = [("load", 0.0), ("queue", 7.0), ("prefill", 7.5), ("tokens", 10.0)]
     changes = ((-5.0, "unloaded"), (1.0, "waiting"), (4.0, "starting"), (5.0, "loading"))
-    facts = Facts((), tuple(StateChange(AT + at, state) for at, state in changes))
+    facts = Facts((), tuple(StateChange(AT + begin, state) for begin, state in changes))
     wait = wait_of(record, facts, AT + 60.0)
     parts = {"load": 3.0, "memory": 3.0, "start": 1.0, "queue": 0.5, "prefill": 2.5}
     assert wait.parts_s == parts
