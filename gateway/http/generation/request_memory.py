@@ -17,12 +17,17 @@ from gateway.requests.trace import Trace
 from gateway.system.refusal import Refusal
 from gateway.why.answer import Why, why
 from gateway.why.compare import Comparison, compare
-from gateway.why.record import CacheEvent, Facts, RequestRecord, StateChange
+from gateway.why.record import CacheEvent, CacheEventKind, Facts, RequestRecord, StateChange
 from gateway.why.records import Records
 from gateway.why.sections import sketch
 from protocol.requests import Generate, TokenPrompt
 
 _EVENTS: Final = 1000
+# By the kinds of events: what happened to cached prompts, and the field with the reason.
+_EVENT_KINDS: Final[dict[str, tuple[CacheEventKind, str]]] = {
+    "exit": ("ended", "reason"),
+    "cache_quarantined": ("quarantined", "why"),
+}
 
 
 class RequestMemory:
@@ -115,5 +120,6 @@ class RequestMemory:
 
     def _cache_events(self, model_id: str) -> Iterator[CacheEvent]:
         for event in self._fleet.events.recent(_EVENTS, model_id):
-            if event.kind == "exit":
-                yield CacheEvent(event.at, "ended", event.fields["reason"])
+            if (known := _EVENT_KINDS.get(event.kind)) is not None:
+                kind, field = known
+                yield CacheEvent(event.at, kind, event.fields[field])
