@@ -86,6 +86,7 @@ _GROUPS: Final = {
         "top": "status",
         "logs": "logs",
         "events": "logs",
+        "why": "why",
         "doctor": "doctor",
     },
     "Run the gateway": {
