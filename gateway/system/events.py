@@ -44,6 +44,7 @@ Kind: TypeAlias = Literal[
     "reload",
     "mailbox",
     "pull",
+    "checked",
     "removed",
     "disk",
     "upgrade",
