@@ -9,6 +9,7 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from gateway.models.check_reports import CheckStatus
 from gateway.workers.cause_of_death import LastExit, RepeatedDeath
 from protocol.life import Ability
 
@@ -27,7 +28,7 @@ class OpenAIErrorEnvelope(Struct):
 class MemoryStatus(Struct):
     """The machine's memory. The bytes of workers, spares, the gateway, others, stranded and
     available ones add up to the total, except for changes between two readings. `granted_bytes` are
-    the floors, the loans and the room of the spare.
+    the floors, the loans, and the room of the spare and of a check.
 
     Workers on a card with its own memory count there, with the card's budget and grants; in the
     machine's memory they are among the others. The card's bytes are null if no worker uses one.
@@ -123,6 +124,7 @@ class ModelStatus(Struct):
     called back and are still held. With `wanted_bytes` in all, no request would wait for memory.
     `repeated_deaths` are errors that workers die of again and again. Of the `sharers` that have
     requests the first has the next turn. `command`: its server is a program of the configuration.
+    `check` is the result of its last check.
     """
 
     id: str
@@ -149,6 +151,7 @@ class ModelStatus(Struct):
     repeated_deaths: list[RepeatedDeath] = []
     sharers: list[SharerStatus] = []
     command: bool = False
+    check: CheckStatus | None = None
 
 
 class GroupStatus(Struct):
@@ -250,6 +253,7 @@ class ModelBody(Struct):
     its answers: text, embedding, score; null until it is loaded, and for a command, whose server
     doesn't tell. `prompt_cache` reveals something of other keys' prompts, so it is null for keys
     that don't share prompts. `default_parameters` (OpenRouter's name) are the configured ones.
+    `check` is the result of its last check.
     """
 
     id: str
@@ -274,6 +278,7 @@ class ModelBody(Struct):
     queue_depth: int | None = None
     via: tuple[str, ...] = ()
     default_parameters: dict[str, float] = {}
+    check: CheckStatus | None = None
 
     @property
     def is_upstreams(self) -> bool:
