@@ -76,6 +76,7 @@ _GROUPS: Final = {
         "unload": "orders",
         "restart": "orders",
         "kill": "orders",
+        "check": "check",
         "estimate": "estimate",
         "bench": "bench",
     },

@@ -146,7 +146,8 @@ class Checks:
             raise Refusal(
                 "not_found", f"{model.id!r} was never checked: `bulkhead check {model.id}` does it."
             )
-        return report
+        # An earlier check may have known the same files by another name.
+        return msgspec.structs.replace(report, model=model.id)
 
     async def cancel(self, model: Model) -> CheckReport:
         """Cancel the model's check, and return when its process has ended.

@@ -193,8 +193,8 @@ class Pulls:
                 logger.warning("The pull of %s can't be resumed: %s", pull.model, refusal.message)
 
     async def cancel(self, pull: Pull) -> None:
-        """Cancel a pull. Return when its process has ended. Bytes that have arrived stay. Of a model
-        that has arrived only the check is cancelled.
+        """Cancel a pull. Return when its process has ended. Bytes that have arrived stay. After the
+        last byte only the check of the model is cancelled.
         """
         if pull.status.over:
             return

@@ -117,6 +117,18 @@ def _lines(folder: Path) -> Iterator[str]:
             yield f"{path.relative_to(folder)} {status.st_size} {status.st_mtime_ns}\n"
 
 
+def read_reports(path: Path) -> list[CheckReport]:
+    """The reports in the file, for a program other than the gateway. Blocks."""
+    stored = read_state(path, _StoredReports)
+    if stored is None:
+        return []
+    changed = _stale(stored.reports)
+    return [
+        msgspec.structs.replace(kept.report, stale=kept.places in changed)
+        for kept in stored.reports
+    ]
+
+
 class CheckReports:
     """The last report of each model that was checked to the end. Files are read and written beside
     the event loop.

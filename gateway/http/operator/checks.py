@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 import msgspec
-from msgspec import Struct
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -15,6 +14,7 @@ from gateway.access.caller import NeededKey
 from gateway.config.model import Model
 from gateway.http.wire.auth import caller_of
 from gateway.http.wire.bodies import COMMENT, COMMENT_S, event_stream, json_response, read_json
+from gateway.http.wire.command_bodies import CheckOptions
 from gateway.http.wire.openapi import EVENT_STREAM, Operation, Routes
 from gateway.library.checks import Checks, ModelCheck
 from gateway.library.library import Library
@@ -25,12 +25,6 @@ from gateway.system.refusal import Refusal
 routes = Routes("operation", "/admin/v1", NeededKey.ADMIN)
 
 _PATH: Final = "/models/{model_id:path}/check"
-
-
-class CheckOptions(Struct, forbid_unknown_fields=True):
-    """With `stream` the answer is a stream, with an event for each step of the check."""
-
-    stream: bool = False
 
 
 @routes.post(

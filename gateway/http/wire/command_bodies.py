@@ -308,6 +308,12 @@ class OrderOptions(Struct, forbid_unknown_fields=True):
     context_tokens: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
 
 
+class CheckOptions(Struct, forbid_unknown_fields=True):
+    """With `stream` the answer is a stream, with an event for each step of the check."""
+
+    stream: bool = False
+
+
 class UpgradeAnswer(Struct, frozen=True):
     """`seconds` is the time until the next gateway served. For `still_s` of them the workers held
     back their messages.
