@@ -245,16 +245,18 @@ class Admission:
         if check is None:
             return
         free_bytes = ledger.free_bytes
-        short = any(
-            allocation.short and allocation.need.wanted_bytes - allocation.limit_bytes > free_bytes
-            for allocation in ledger.steady
-        )
+        short = [allocation for allocation in ledger.steady if allocation.short]
         if check.granted_bytes:
-            if free_bytes < 0 or short:
+            wanted_bytes = sum(
+                allocation.need.wanted_bytes - allocation.limit_bytes for allocation in short
+            )
+            if free_bytes < 0 or wanted_bytes > free_bytes:
                 check.end()
-        elif check.least_bytes <= free_bytes and not (self._claims or short):
+        elif self._claims or short:
+            return
+        elif check.least_bytes <= free_bytes:
             check.grant(free_bytes)
-        elif not (self._claims or short):
+        else:
             this_round.loans.recall_idle(check.least_bytes - free_bytes - ledger.coming_bytes)
 
     def _decide_on_spare(self, this_round: AdmissionRound) -> None:

@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 # A disk that sleeps takes seconds to wake up.
 _ANSWER_S: Final = 10.0
+# What a check computes beside one sequence: other ways of the same text, and trials of repairs.
+_OF_CHECK_BYTES: Final = 1 << 30
 # These errors say that the system lacks resources now. They say nothing about the files.
 _SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 
@@ -212,8 +214,8 @@ class Estimator:
         return shortened(estimated.estimate, possible_bytes).floor_bytes
 
     async def check_room(self, model: Model) -> CheckRoom:
-        """The memory that a check of a model wants: the floor at least, and room for the whole
-        context if that is free.
+        """The memory that a check of a model wants: at least the floor with `_OF_CHECK_BYTES`, and
+        if it is free also room for the whole context.
 
         Raises:
             UnreadableFilesError: the model's files can't be read now.
@@ -222,10 +224,13 @@ class Estimator:
         alone = msgspec.structs.replace(model.settings, local=1, ranks=())
         estimated = await self._estimate(msgspec.structs.replace(model, settings=alone))
         if not isinstance(estimated, Estimated):
-            return CheckRoom(model.id, estimated.bytes, estimated.bytes)
+            bytes_ = estimated.bytes + _OF_CHECK_BYTES
+            return CheckRoom(model.id, bytes_, bytes_)
         whole = estimated.estimate
-        floor = shortened(whole, self._admission.ledger.usable_bytes).floor_bytes
-        return CheckRoom(model.id, floor, max(floor, whole.whole_bytes))
+        floor_bytes = shortened(whole, self._admission.ledger.usable_bytes).floor_bytes
+        return CheckRoom(
+            model.id, floor_bytes + _OF_CHECK_BYTES, whole.whole_bytes + _OF_CHECK_BYTES
+        )
 
     async def outline(self, model: Model, company: dict[str, int]) -> Outline | None:
         """The outline of a model; None if its files aren't understood.

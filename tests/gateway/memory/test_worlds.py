@@ -21,10 +21,11 @@ from tests.support.worlds import run_worlds
     ],
 )
 def test_random_worlds(worlds: int, steps: int, recalls: int) -> None:
-    World.steps = World.recalls = 0
+    World.steps = World.recalls = World.checks = 0
     run_worlds(World, worlds)
     assert World.steps >= steps
     assert World.recalls >= recalls
+    assert World.checks >= recalls
 
 
 class NoReservation(Admission):
