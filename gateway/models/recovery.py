@@ -51,6 +51,7 @@ _CAUSES: Final = {
     ModelEvent.DEADLINE: "load too slow",
     ModelEvent.START_FAILED: "not started",
     ModelEvent.OVERGROWN: "overgrown",
+    ModelEvent.INVALID: "invalid output",
     ModelEvent.RESTART: "operator",
     ModelEvent.CHANGED: "configuration",
 }

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
+from gateway.models.invalid_outputs import InvalidOutputs
 from gateway.models.lifecycle import ImpossibleTransitionError, ModelEvent, State
 from gateway.models.load import ModelLoad
 from gateway.models.model_memory import GatewayParts, ModelParts
@@ -17,7 +18,7 @@ from gateway.system.log_lines import about
 from gateway.system.memory_reading import FootprintError
 from gateway.workers.shutdown_steps import ShutdownStep, TimedStep
 from gateway.workers.worker import Listener, Worker
-from protocol.answers import Costs, Embedded, Output, Rendered, RequestFailed
+from protocol.answers import Costs, Embedded, Output, OutputInvalid, Rendered, RequestFailed
 from protocol.life import (
     CacheProven,
     CacheQuarantined,
@@ -48,6 +49,7 @@ class WorkerSupervisor:
         gateway: GatewayParts,
         load: ModelLoad,
         recovery: Recovery,
+        invalid_outputs: InvalidOutputs,
         start: Callable[[Listener], Worker],
         ended: Callable[[], None],
     ) -> None:
@@ -61,6 +63,7 @@ class WorkerSupervisor:
         self._events = gateway.events
         self._load = load
         self._recovery = recovery
+        self._invalid_outputs = invalid_outputs
         self._ended = ended
         self._loop = asyncio.get_running_loop()
         self._shutdown: asyncio.Task[None] | None = None
@@ -107,6 +110,8 @@ class WorkerSupervisor:
             report.abilities,
             report.sampling,
             report.address,
+            self.worker.incarnation,
+            report.prompts,
         )
 
     def drain(self) -> None:
@@ -167,6 +172,8 @@ class WorkerSupervisor:
                     self._traffic.rendered(message)
                 case RequestFailed():
                     self._traffic.failed(message)
+                case OutputInvalid():
+                    self._invalid_outputs.record(message, worker.pid)
                 case Costs():
                     self._traffic.costs(message)
                     progress = False

@@ -167,6 +167,29 @@ class PromptKeeper:
             self.cache.forget(request_id)
             self._fetching.discard(request_id)
 
+    def quarantine_row(self, row: SequenceRow) -> int:
+        """Have no sequence find the doubtful blocks of a row whose logits weren't valid: those from
+        the first on that isn't finite, or that no step with valid logits has looked at. Returns how
+        many these are.
+        """
+        path = row.sequence.path
+        if path is None:
+            return 0
+        token_ids = row.sequence.token_ids + row.generated
+        path = path.to(token_ids)
+        # The step of the last token that was given out has looked at all tokens before.
+        looked_at = (len(token_ids) - 1) // BLOCK_TOKENS if row.generated else 0
+        first = self.cache.first_doubtful(path, looked_at)
+        if first >= len(path.keys):
+            return 0
+        return self.quarantine(path, first, "the logits of a step weren't valid")
+
+    def _note_valid(self, row: SequenceRow) -> None:
+        """Note the blocks of a row's prompt as valid, once the row has given out a token."""
+        if row.generated and not row.noted_valid and row.sequence.path is not None:
+            row.noted_valid = True
+            self.cache.note_valid(row.sequence.path)
+
     def store_blocks(
         self, running: Iterable[CachedRow], ended: Iterable[CachedRow], sizes: list[BatchSize]
     ) -> None:
@@ -176,6 +199,7 @@ class PromptKeeper:
         self.cache.store()
         self._missing_bytes = 0
         for row in running:
+            self._note_valid(row.row)
             depth, beyond = divmod(row.row.seen_tokens, BLOCK_TOKENS)
             if self.cache.needs_snapshots:
                 # A snapshot has the present state. After a wrong guess the state of a row that

@@ -31,6 +31,7 @@ from worker.prompt_cache.found import FoundPrompts
 from worker.prompt_cache.path import BLOCK_TOKENS, Path, snapshot_key, usable_depth
 from worker.prompt_cache.quarantine import CachedBlock, following, parents_of, source_of
 from worker.prompt_cache.snapshots import Snapshots, superfluous
+from worker.prompt_cache.valid_blocks import ValidBlocks, is_finite
 
 logger = logging.getLogger("worker")
 
@@ -132,6 +133,7 @@ class PromptCache:
         # The parents of blocks that are being read.
         self._parents: dict[bytes, bytes] = {}
         self._snapshots = Snapshots()
+        self._valid = ValidBlocks(self._blocks.__contains__)
         self._coming: dict[str, _PendingRead] = {}
         # The last late read. The disk counts as hung until this read ends.
         self._late: Fetch | None = None
@@ -417,6 +419,23 @@ class PromptCache:
                 mx.eval(arrays)
                 self._put_block(key, block, b"")
         return result
+
+    def note_valid(self, path: Path) -> None:
+        """Note that a step with valid logits has looked at the blocks of `path`."""
+        self._valid.record(path.keys)
+
+    def first_doubtful(self, path: Path, looked_at: int) -> int:
+        """The first block of a path that isn't finite, or that no step with valid logits has looked
+        at. Such steps have looked at the first `looked_at` blocks.
+        """
+        first = max(looked_at, self._valid.depth(path.keys))
+        for depth, key in enumerate(path.keys[:first]):
+            keys = (
+                block_key for block_key in (key, snapshot_key(key)) if block_key in self._blocks
+            )
+            if not all(is_finite(self._blocks.get(block_key).block) for block_key in keys):
+                return depth
+        return first
 
     def store(self) -> None:
         """Write new blocks to the disk. Waits until they are computed."""

@@ -12,7 +12,8 @@ queue to the rows of a batch, and back to deltas.
 9. `_send_tokens` hands the tokens to the main thread, and wakes it if a client waits for them.
 10. `Answering.delta` turns a token into a delta, and `Outbox` makes one message of all deltas.
 11. `Engine.store_blocks` adds the new blocks of the rows to the prompt cache.
-12. `_refuse_broken` refuses sequences that can't go on.
+12. `_refuse_broken` refuses sequences that can't go on, and `_report_spoilt` reports those whose
+    logits weren't valid.
 13. `_send_figures` sends the costs of the steps, and reads the memory for the next heartbeat.
 """
 
@@ -24,7 +25,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from protocol.answers import Costs
+from protocol.answers import Costs, OutputInvalid
 from protocol.life import (
     Bound,
     ClearPromptCache,
@@ -123,6 +124,7 @@ class EngineLoop:
         self._send_tokens(engine.step())
         engine.store_blocks()
         self._refuse_broken()
+        self._report_spoilt()
         self._send_figures()
 
     def _wait(self, *, asked: bool) -> bool:
@@ -243,6 +245,16 @@ class EngineLoop:
     def _refuse_broken(self) -> None:
         for broken in self._engine.remove_broken():
             self._thread.emit(RequestFailure(no_further(broken)))
+
+    def _report_spoilt(self) -> None:
+        for spoilt in self._engine.collect_spoilt():
+            self._thread.emit(
+                OutputInvalid(
+                    request_id=spoilt.request_id,
+                    goes_on=spoilt.goes_on,
+                    quarantined_blocks=spoilt.blocks,
+                )
+            )
 
     def _send_need(self, *, anyway: bool = False) -> bool:
         """Tell the gateway the engine's needs if they have changed, or in any case with `anyway`.
