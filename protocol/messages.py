@@ -23,6 +23,7 @@ import msgspec
 
 from protocol.answers import Costs, Embedded, Output, OutputInvalid, Rendered, RequestFailed
 from protocol.life import (
+    CacheProven,
     CacheQuarantined,
     ClearPromptCache,
     Drain,
@@ -76,6 +77,7 @@ WorkerMessage: TypeAlias = (
     | Need
     | PromptCacheCleared
     | CacheQuarantined
+    | CacheProven
     | Moved
     | RankLost
 )

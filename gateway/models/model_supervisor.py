@@ -32,6 +32,7 @@ from gateway.system.clock import until_set
 from gateway.system.refusal import Refusal, RefusalState
 from gateway.system.tasks import Tasks
 from gateway.workers import shutdown_steps
+from gateway.workers.cache_proof import CacheProof, CacheProofState
 from gateway.workers.report import WorkerState
 from gateway.workers.restart_policy import RestartAction
 from gateway.workers.starter import Channel
@@ -65,6 +66,7 @@ class ModelState(Struct, frozen=True, kw_only=True):
     worker: WorkerState | None
     channel: Channel | None
     shares: tuple[SharerState, ...] = ()
+    cache_proof: CacheProofState | None = None
     plain: bool = False
     invalid_outputs: int = 0
 
@@ -91,7 +93,11 @@ class ModelSupervisor:
         self.model_memory = ModelMemory(
             model, self.condition, self.traffic, gateway.scheduler, lambda: self._load_wanted
         )
-        self._parts = ModelParts(self.condition, self.traffic, self.model_memory, log, self._tasks)
+        self.cache_proof = CacheProof()
+        self._parts = ModelParts(
+            *(self.condition, self.traffic, self.model_memory),
+            *(log, self._tasks, self.cache_proof),
+        )
         self.recovery = Recovery(model.id, self._parts, gateway)
         self.invalid_outputs = InvalidOutputs(self._parts, gateway.events)
         self._load = ModelLoad(self._parts, gateway, self.recovery, self._supervise)
@@ -137,6 +143,7 @@ class ModelSupervisor:
         Return the bytes that this freed, or None if the worker needs longer than `deadline_s`. A
         worker that is ending may still write prompts to the disk, so its end is awaited.
         """
+        self.cache_proof.clear()
         match self.worker:
             case Worker() as worker if self.state is State.STOPPING:
                 return 0 if await until_set(worker.ended, deadline_s) else None
@@ -173,6 +180,7 @@ class ModelSupervisor:
             worker=None if self.worker is None else self.worker.state,
             channel=channel,
             shares=self.traffic.queue.shares.state,
+            cache_proof=self.cache_proof.state,
             plain=self.invalid_outputs.plain,
             invalid_outputs=self.invalid_outputs.count,
         )
@@ -193,6 +201,7 @@ class ModelSupervisor:
         if state.memory is not None:
             self.model_memory.restore(state.memory)
         self.traffic.use.restore(state.use)
+        self.cache_proof.state = state.cache_proof
         self.traffic.queue.shares.restore(state.shares)
         self.traffic.queue.restore(running, waiting)
         self.invalid_outputs.restore(plain=state.plain, count=state.invalid_outputs)

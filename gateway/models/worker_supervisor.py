@@ -20,6 +20,7 @@ from gateway.workers.shutdown_steps import ShutdownStep, TimedStep
 from gateway.workers.worker import Listener, Worker
 from protocol.answers import Costs, Embedded, Output, OutputInvalid, Rendered, RequestFailed
 from protocol.life import (
+    CacheProven,
     CacheQuarantined,
     Drain,
     Heartbeat,
@@ -57,7 +58,8 @@ class WorkerSupervisor:
         Raises:
             OSError: the worker can't be started.
         """
-        self._condition, self._traffic, self._model_memory, _, self._tasks = parts
+        self._condition, self._traffic, self._model_memory, _, self._tasks, proof = parts
+        self._cache_proof = proof
         self._events = gateway.events
         self._load = load
         self._recovery = recovery
@@ -191,7 +193,11 @@ class WorkerSupervisor:
                     worker.record_cleared(message.reclaimed_bytes)
                     progress = False
                 case CacheQuarantined():
+                    self._cache_proof.record_quarantined(message)
                     self._report_quarantine(message)
+                    progress = False
+                case CacheProven():
+                    self._cache_proof.record_proven(message)
                     progress = False
                 case Moved():
                     worker.moved.set()

@@ -229,6 +229,15 @@ class Index:
         rows = self._look("SELECT key FROM block WHERE key BETWEEN ? AND ?", lowest, highest)
         return {key for (key,) in rows}
 
+    def numbered(self, owner: str, after: int, most: int) -> list[tuple[int, Entry]]:
+        """The next blocks of an owner behind the number `after`, with their numbers."""
+        query = (
+            "SELECT number, key, parent, token_ids, payload_bytes, kind FROM block"
+            " WHERE owner = ? AND number > ? AND kind != ? ORDER BY number LIMIT ?"
+        )
+        rows = self._look(query, owner, after, QUARANTINED, most)
+        return [(row[0], _entry(row[1:])) for row in rows]
+
     def last_number(self) -> int:
         """The number of the block that was written last. Later blocks have higher numbers."""
         return int(self._look("SELECT coalesce(max(number), 0) FROM block")[0][0])

@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Sequence
 from math import inf
 from pathlib import Path
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from protocol.prompt_store.home import Home, UntrustedError, drop, remove_set_aside, sweep
 from protocol.prompt_store.index import Bounds, Speeds, Transaction, is_damage
-from protocol.prompt_store.payloads import KEY_BYTES, Entry, UnfitError, disk_bytes
+from protocol.prompt_store.payloads import KEY_BYTES, AlteredError, Entry, UnfitError, disk_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -124,6 +124,13 @@ class PromptStore:
         files stay until they are evicted or cleared. Returns how many blocks there were.
         """
         return self._attempt(lambda home: self._quarantine(home, keys), 0)
+
+    def prove(self, owner: str, after: int, most_bytes: int) -> StoredProof:
+        """Compare blocks of an owner with their checksums: those behind the number `after`, up to
+        about `most_bytes`. This counts as no use of the blocks.
+        """
+        proof = StoredProof(None, 0, [])
+        return self._attempt(lambda home: self._prove(home, owner, after, most_bytes), proof)
 
     def speeds(self, model: bytes) -> Speeds:
         """The speeds that a worker recorded last for this model."""
@@ -244,6 +251,24 @@ class PromptStore:
                         count += 1
                     going += transaction.children(key)
         return count
+
+    def _prove(self, home: Home, owner: str, after: int, most_bytes: int) -> StoredProof:
+        numbered = home.index.numbered(owner, after, _BATCH)
+        blocks, wrong, last = 0, list[bytes](), None
+        for number, entry in numbered:
+            last = number
+            most_bytes -= entry.payload_bytes
+            try:
+                home.payloads.read(entry)
+            except AlteredError:
+                wrong.append(entry.key)
+            except UnfitError:
+                # The block is gone, or its writer was killed. A request would drop it.
+                continue
+            blocks += 1
+            if most_bytes <= 0:
+                break
+        return StoredProof(last, blocks, wrong)
 
     def _record_speeds(self, home: Home, model: bytes, measured: Speeds) -> None:
         if not self._rests():
@@ -414,6 +439,16 @@ class PromptStore:
         level = logging.DEBUG if kind in self._logged else logging.WARNING
         self._logged.add(kind)
         logger.log(level, text, *values)
+
+
+class StoredProof(NamedTuple):
+    """So many `blocks` were compared with their checksums, up to the block with `last_number`
+    (None: there was none), and those with the keys `wrong` differ.
+    """
+
+    last_number: int | None
+    blocks: int
+    wrong: list[bytes]
 
 
 class _FreedBytes:

@@ -30,6 +30,7 @@ from protocol.answers import (
 )
 from protocol.life import (
     Bound,
+    CacheProven,
     CacheQuarantined,
     ClearPromptCache,
     Device,
@@ -205,6 +206,7 @@ SAMPLES: dict[type[Message], Message] = {
     ),
     ClearPromptCache: ClearPromptCache(),
     PromptCacheCleared: PromptCacheCleared(reclaimed_bytes=1_000_000),
+    CacheProven: CacheProven(blocks=12, tokens=512, failures=1, off=True),
     CacheQuarantined: CacheQuarantined(
         blocks=2,
         blocks_bytes=3_000_000,

@@ -10,6 +10,7 @@ from worker.engines.room import BatchSize, CacheRoom
 from worker.engines.row import CachedRow, SequenceRow
 from worker.engines.sequence import EngineNeed, Sequence
 from worker.prompt_cache.cache import ComputedRow, PromptCache, RestoredCaches
+from worker.prompt_cache.found import FoundPrompt
 from worker.prompt_cache.path import BLOCK_TOKENS, Path
 
 # Blocks of an answer are stored so many at a time, since each time costs a copy in each layer.
@@ -149,7 +150,11 @@ class PromptKeeper:
     def restore(self, sequence: Sequence) -> RestoredCaches | None:
         if sequence.path is None:
             return None
-        return self.cache.restore(sequence.path, len(sequence.token_ids))
+        restored = self.cache.restore(sequence.path, len(sequence.token_ids))
+        if restored is not None and not self.cache.rehearses:
+            path = sequence.path.to_depth(restored.tokens // BLOCK_TOKENS)
+            self.cache.found.add(FoundPrompt(path, sequence.token_ids))
+        return restored
 
     def quarantine(self, path: Path, first: int, why: str) -> int:
         """See `PromptCache.quarantine`."""

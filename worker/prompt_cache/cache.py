@@ -17,7 +17,17 @@ from protocol.life import CacheQuarantined
 from protocol.message_base import pack
 from protocol.prompt_store.payloads import Entry
 from worker.prompt_cache.blocks import Block, Cutter, LruBlocks, Span
-from worker.prompt_cache.disk import Disk, Fetch, MeasuredSpeeds, Payload, PayloadError, from_bytes
+from worker.prompt_cache.digests import digest
+from worker.prompt_cache.disk import (
+    Disk,
+    DiskProof,
+    Fetch,
+    MeasuredSpeeds,
+    Payload,
+    PayloadError,
+    from_bytes,
+)
+from worker.prompt_cache.found import FoundPrompts
 from worker.prompt_cache.path import BLOCK_TOKENS, Path, snapshot_key, usable_depth
 from worker.prompt_cache.quarantine import CachedBlock, following, parents_of, source_of
 from worker.prompt_cache.snapshots import Snapshots, superfluous
@@ -43,6 +53,8 @@ _INNER_SHARE: Final = 1 / 8
 _MOST_REMEMBERED_BYTES: Final = 64_000_000
 # While blocks wait for the disk, the end of the cache looks so often whether it has room.
 _CLOSING_S: Final = 0.02
+# A cache that was found to be wrong so many times isn't used any more.
+_MOST_FAILURES: Final = 2
 # Of a million tokens.
 _MOST_OWED: Final = (1 << 20) // BLOCK_TOKENS
 
@@ -99,12 +111,18 @@ class PromptCache:
         cutter: Cutter,
         disk: Disk | None,
         report: Callable[[CacheQuarantined], None] = lambda _: None,
+        failures: int = 0,
     ) -> None:
-        """`report` is told of blocks in quarantine."""
+        """`report` is told of blocks in quarantine. The cache of earlier workers was found to be
+        wrong `failures` times.
+        """
         self.speeds = MeasuredSpeeds() if disk is None else MeasuredSpeeds(disk.known)
         # The bytes of blocks that found no room since the limit last grew.
         self.refused_bytes = 0
         self.rehearses = False
+        self.found = FoundPrompts()
+        # How many times blocks were found to be wrong, since the cache was cleared.
+        self.failures = failures
         self._cutter = cutter
         self._disk = disk
         self._report = report
@@ -134,6 +152,11 @@ class PromptCache:
     def evictable_bytes(self) -> int:
         """The part of the cache's memory that can be dropped at once."""
         return self._blocks.bytes_
+
+    @property
+    def off(self) -> bool:
+        """Whether the cache finds nothing and takes nothing, until it is cleared."""
+        return self.failures >= _MOST_FAILURES
 
     @property
     def block_bytes(self) -> int:
@@ -232,7 +255,7 @@ class PromptCache:
         """The keys of a sequence's blocks on disk that are not in memory; empty: reading them is no
         faster than computing, or there is no room.
         """
-        if self._disk is None or self._hangs:
+        if self._disk is None or self._hangs or self.off:
             return []
         begin, end = self.depth(path, tokens), self._stored_depth(path, tokens)
         if end <= begin:
@@ -297,7 +320,7 @@ class PromptCache:
             except PayloadError:
                 continue
             self.speeds.observe_read(len(payload), seconds + time.monotonic() - began_at)
-            self._blocks.put(key, CachedBlock(block, self._parents.get(key, b"")), block.nbytes)
+            self._put_block(key, block, self._parents.get(key, b""))
         self._disk.look_again()
 
     def _goes_on(self, request_id: str) -> bool:
@@ -321,6 +344,8 @@ class PromptCache:
 
     def add(self, rows: Sequence[ComputedRow]) -> None:
         """Add the blocks of these rows. A block that several rows share is added once."""
+        if self.off:
+            return
         coming: set[bytes] = set()
         spans = []
         for row in rows:
@@ -341,10 +366,11 @@ class PromptCache:
         """Add a snapshot of a row that has seen exactly the blocks of `path`: the state of caches
         that can't be cut. Then drop the snapshots of the path that this one makes superfluous.
         """
+        if self.off:
+            return
         key = snapshot_key(path.keys[-1])
         if key not in self._blocks:
-            snapshot = self._cutter.snapshot(caches, row)
-            self._blocks.put(key, CachedBlock(snapshot, path.keys[-1]), snapshot.nbytes)
+            self._put_block(key, self._cutter.snapshot(caches, row), path.keys[-1])
         self._use(path)
         if self._is_to_be_stored(path, key):
             self._want_stored(key, _PendingBlock(path.keys[-1], b"", "snapshot"))
@@ -380,6 +406,8 @@ class PromptCache:
         it would have a block, and computes nothing meanwhile. A result that is too large, or has
         anything but arrays, isn't remembered.
         """
+        if self.off:
+            return compute()
         if key in self._blocks:
             self._blocks.use([key])
             return self._blocks.get(key).block.structure
@@ -389,7 +417,7 @@ class PromptCache:
             block = Block(tuple(arrays), result)
             if block.nbytes <= _MOST_REMEMBERED_BYTES:
                 mx.eval(arrays)
-                self._blocks.put(key, CachedBlock(block, b""), block.nbytes)
+                self._put_block(key, block, b"")
         return result
 
     def note_valid(self, path: Path) -> None:
@@ -433,6 +461,64 @@ class PromptCache:
         self.refused_bytes += gone_bytes
         return gone_bytes
 
+    # Proofs, while the model is at rest
+
+    def keys(self) -> list[bytes]:
+        """The keys of all that is in memory."""
+        return [key for key, _ in self._blocks.items()]
+
+    def changed(self, keys: Iterable[bytes]) -> list[bytes]:
+        """Those of `keys` whose arrays in memory aren't any more as they came."""
+        there = [(key, self._blocks.get(key)) for key in keys if key in self._blocks]
+        digests = [digest(cached.block.arrays) for _, cached in there]
+        mx.eval(digests)
+        return [
+            key
+            for (key, cached), now in zip(there, digests, strict=True)
+            if now.item() != cached.digest.item()
+        ]
+
+    def snapshot_depths(self, path: Path) -> list[int] | None:
+        """The depths of the path's snapshots in memory; None: its caches need no snapshots."""
+        return list(self._snapshots_of(path.keys)) if self.needs_snapshots else None
+
+    def join(self, path: Path, depth: int) -> list[Any] | None:
+        """Caches that have seen the first `depth` blocks of a path; None: they aren't in memory."""
+        keys = path.keys[:depth]
+        if self._blocks.depth(keys) < depth or not depth:
+            return None
+        blocks = [self._blocks.get(key).block for key in keys]
+        if not self.needs_snapshots:
+            return self._cutter.join(blocks, None)
+        key = snapshot_key(keys[-1])
+        return (
+            self._cutter.join(blocks, self._blocks.get(key).block) if key in self._blocks else None
+        )
+
+    def drop(self, path: Path) -> None:
+        """Drop the blocks and snapshots of a path from memory."""
+        for key in (*path.keys, *map(snapshot_key, path.keys)):
+            if key in self._blocks:
+                self._drop(key)
+
+    def parent(self, key: bytes) -> bytes | None:
+        """The key of the block before a block; None: memory has no such block."""
+        parent = self._blocks.get(key).parent if key in self._blocks else b""
+        return parent if parent in self._blocks else None
+
+    def prove_disk(self) -> DiskProof | None:
+        """What was proven on disk since the last call. Has the next blocks read beside the engine;
+        None: no disk has blocks.
+        """
+        return None if self._disk is None else self._disk.prove()
+
+    def fail(self) -> None:
+        """Count that the cache was found to be wrong. After the second time nothing is cached."""
+        self.failures += 1
+        if self.off:
+            self._remove_unstored()
+            self._let_go()
+
     def quarantine(self, path: Path, first: int, why: str) -> int:
         """Let the blocks of `path` from depth `first` on, and all that follow them on other paths,
         not be found any more. In memory they are dropped; on disk they stay unfound until they are
@@ -440,17 +526,22 @@ class PromptCache:
 
         A block that is computed anew later takes the place of one in quarantine.
         """
-        blocks = path.keys[first:]
+        in_memory = self.quarantine_blocks(path.keys[first:], why, len(path.keys))
+        return len({*path.keys[first : path.stored], *in_memory})
+
+    def quarantine_blocks(self, blocks: Sequence[bytes], why: str, joined: int) -> set[bytes]:
+        """Like `quarantine`, for blocks of a prompt that is joined of `joined` blocks. Returns the
+        keys of all that was in memory.
+        """
         keys = {*blocks, *map(snapshot_key, blocks)}
         parents = {key: cached.parent for key, cached in self._blocks.items()}
         in_memory = following(parents, keys)
         news = CacheQuarantined(
             blocks=len(in_memory),
             blocks_bytes=self._blocks.bytes_of(in_memory),
-            source=source_of([self._blocks.get(key).block for key in in_memory], len(path.keys)),
+            source=source_of([self._blocks.get(key).block for key in in_memory], joined),
             why=why,
         )
-        stored = {*path.keys[first : path.stored]} - in_memory
         for key in in_memory:
             self._drop(key)
         self._quarantined |= keys | in_memory
@@ -462,7 +553,7 @@ class PromptCache:
         if self._disk is not None:
             self._disk.quarantine([*keys, *(in_memory - keys)])
         self._report(news)
-        return len(in_memory) + len(stored)
+        return in_memory
 
     def clear(self) -> int:
         """Drop all blocks in memory, and all blocks on their way to or from the disk. Returns the
@@ -470,6 +561,7 @@ class PromptCache:
         """
         self._remove_unstored()
         self._quarantined.clear()
+        self.failures = 0
         if self._disk is not None:
             self._disk.clear()
         return self._let_go()
@@ -493,17 +585,23 @@ class PromptCache:
         for request_id in list(self._coming):
             self.forget(request_id)
         self._owed.clear()
+        self.found.clear()
         return self._blocks.shrink(0)
 
     def _put(
         self, path: Path, depth: int, key: bytes, block: Block, token_ids: Sequence[int]
     ) -> None:
         parent = path.keys[depth - 1] if depth else path.root
-        self._blocks.put(key, CachedBlock(block, parent), block.nbytes)
+        self._put_block(key, block, parent)
         if depth < path.stored and key not in self._quarantined:
             return
         tokens = pack(list(token_ids[depth * BLOCK_TOKENS : (depth + 1) * BLOCK_TOKENS]))
         self._want_stored(key, _PendingBlock(parent, tokens, "block"))
+
+    def _put_block(self, key: bytes, block: Block, parent: bytes) -> None:
+        if key not in self._blocks:
+            self._blocks.put(key, CachedBlock(block, parent, digest(block.arrays)), block.nbytes)
+            mx.async_eval(self._blocks.get(key).digest)  # type: ignore[no-untyped-call]
 
     def _want_stored(self, key: bytes, owed: _PendingBlock) -> None:
         if self._disk is not None and len(self._owed) < _MOST_OWED:

@@ -20,7 +20,8 @@ queue to the rows of a batch, and back to deltas.
 from __future__ import annotations
 
 import time
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol
 
 import msgspec
 
@@ -44,7 +45,6 @@ from worker.runtime.engine_thread import (
     RequestFailure,
 )
 from worker.runtime.prompts import no_further
-from worker.runtime.warm import WarmUp
 from worker.system.gpu_recovery import GpuRecovery
 from worker.system.memory import read_memory, trim
 from worker.vectors.engine import WithVectors
@@ -65,6 +65,20 @@ _FETCH_S = 0.1
 _SLIGHT_BYTES = 4_000_000
 
 
+class AtRest(Protocol):
+    """Work that is done while the engine has nothing to compute: warming up, or proofs."""
+
+    @property
+    def is_over(self) -> bool: ...
+
+    @property
+    def quiet_s(self) -> float:
+        """How long the engine should have had nothing to do before."""
+
+    def go_on(self, is_interrupted: Callable[[], bool]) -> None:
+        """Do a part of the work, which ends soon after `is_interrupted`."""
+
+
 class EngineLoop:
     """Runs the engine of one model, until the thread is told to finish."""
 
@@ -75,15 +89,16 @@ class EngineLoop:
         limits: WorkerLimits,
         context: ContextInForce,
         orders: FollowerOrders | None = None,
-        warming: WarmUp | None = None,
+        at_rest: Iterable[AtRest] = (),
     ) -> None:
+        """The first of `at_rest` that isn't over goes on while there is nothing to compute."""
         self._thread = thread
         self._engine = engine
         self._recovery = GpuRecovery(engine.recompute_all)
         self._limits = limits
         self._context = context
         self._orders = orders
-        self._warming = warming
+        self._at_rest = tuple(at_rest)
         self._sent: Need | None = None
         self._memory_read_at = 0.0
         self._costs_sent_at = 0.0
@@ -161,11 +176,11 @@ class EngineLoop:
         self._thread.figures.memory = read_memory()
         if self._orders is not None:
             self._orders.rest()
-        warming = self._warming
-        quiet_s = None if warming is None or warming.is_over else warming.quiet_s
+        next_work = next((work for work in self._at_rest if not work.is_over), None)
+        quiet_s = None if next_work is None else next_work.quiet_s
         command = self._thread.next_command(wait=True, at_most_s=quiet_s)
-        if command is None and warming is not None:
-            warming.go_on(lambda: self._thread.is_wanted)
+        if command is None and next_work is not None:
+            next_work.go_on(lambda: self._thread.is_wanted)
             command = self._thread.next_command(wait=False)
         self._obey(command)
         self._gather()

@@ -258,6 +258,16 @@ def _of_models(models: Sequence[ModelSupervisor]) -> Iterator[Metric]:
             [model.traffic.cached_tokens for model in models],
         ),
         (
+            "proven_tokens",
+            "Tokens of cached prompts that were computed anew, and found to be right or wrong.",
+            [model.cache_proof.proven_tokens for model in models],
+        ),
+        (
+            "quarantined_blocks",
+            "Cached blocks that were found to be wrong, with those that follow them.",
+            [model.cache_proof.quarantined_blocks for model in models],
+        ),
+        (
             "requests_parked",
             "Requests that lost their worker, or were paused.",
             [model.traffic.meter.parked for model in models],
