@@ -185,7 +185,7 @@ class Usage(Struct, frozen=True):
     """Token counts of one request. An end-of-sequence token counts as a token of the answer.
     `cached_tokens` of the prompt were not computed anew. `reasoning_tokens` of the answer were
     reasoning and its tags. The gateway adds up the `guesses`, as several workers may have made the
-    answer.
+    answer. When the request came, the disk had the first `stored_tokens` of the prompt.
     """
 
     prompt_tokens: int
@@ -193,6 +193,7 @@ class Usage(Struct, frozen=True):
     cached_tokens: int = 0
     reasoning_tokens: int = 0
     guesses: Guesses = Guesses()
+    stored_tokens: int = 0
 
 
 class Delta(Struct, frozen=True, array_like=True):

@@ -187,6 +187,17 @@ class LoadProgress(Message, frozen=True, tag="load-progress"):
     total_bytes: int
 
 
+class PromptCaching(Struct, frozen=True):
+    """How a model's prompts are cached. `root` changes with all that a cached block depends on
+    beside its tokens, such as the model's files and the version of mlx-lm; empty: no prompt is
+    cached. With `at_places` a prompt can go on from some places alone. They are also `on_disk`.
+    """
+
+    root: str = ""
+    at_places: bool = False
+    on_disk: bool = False
+
+
 class Ready(Message, frozen=True, tag="ready"):
     """The model can answer. `context_tokens` is the least of three lengths: the configured context,
     the model's own context, and the longest sequence that has room in the memory.
@@ -206,6 +217,7 @@ class Ready(Message, frozen=True, tag="ready"):
     sampling: SamplingDefaults = SamplingDefaults()
     address: str = ""
     alone: str = ""
+    prompts: PromptCaching = PromptCaching()
 
 
 class LoadFailed(Message, frozen=True, tag="load-failed"):

@@ -78,6 +78,7 @@ _GROUPS: Final = {
         "unload": "orders",
         "restart": "orders",
         "kill": "orders",
+        "check": "check",
         "estimate": "estimate",
         "bench": "bench",
     },
@@ -86,6 +87,7 @@ _GROUPS: Final = {
         "top": "status",
         "logs": "logs",
         "events": "logs",
+        "why": "why",
         "doctor": "doctor",
     },
     "Run the gateway": {

@@ -44,3 +44,13 @@ class NoSuchModelError(CommandError):
     """The gateway doesn't know the model."""
 
     exit_code = 4
+
+
+class NotFoundError(CommandError):
+    """The gateway doesn't know what the path names, other than a model."""
+
+
+class NoSuchRequestError(CommandError):
+    """The gateway doesn't remember the request."""
+
+    exit_code = 4

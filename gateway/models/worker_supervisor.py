@@ -110,6 +110,8 @@ class WorkerSupervisor:
             report.abilities,
             report.sampling,
             report.address,
+            self.worker.incarnation,
+            report.prompts,
         )
 
     def drain(self) -> None:

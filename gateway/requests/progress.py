@@ -129,12 +129,17 @@ class RequestProgress:
         return isinstance(self._task.prompt, TokenPrompt)
 
     @property
-    def prompt_tokens(self) -> int:
-        """The number of the prompt's tokens; 0: it isn't known yet."""
+    def prompt_ids(self) -> bytes:
+        """The packed token ids of the prompt; empty: they aren't known yet."""
         prompt = self._rendered
         if prompt is None and isinstance(self._task, Generate):
             prompt = self._task.prompt if isinstance(self._task.prompt, TokenPrompt) else None
-        return 0 if prompt is None else len(prompt.token_ids) // BYTES_PER_TOKEN
+        return b"" if prompt is None else prompt.token_ids
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The number of the prompt's tokens; 0: it isn't known yet."""
+        return len(self.prompt_ids) // BYTES_PER_TOKEN
 
     @property
     def is_too_long(self) -> bool:

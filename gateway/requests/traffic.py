@@ -18,7 +18,7 @@ from gateway.system.clock import Presence
 from gateway.system.events import EventLog, Kind
 from gateway.system.refusal import Refusal
 from protocol.answers import Costs, Delta, Embedded, Output, Rendered, RequestFailed, Text, Usage
-from protocol.life import Ability
+from protocol.life import Ability, PromptCaching
 from protocol.message_base import Message
 from protocol.messages import ProtocolError
 from protocol.requests import Cancel, Embed, SamplingDefaults
@@ -27,6 +27,7 @@ from protocol.requests import Cancel, Embed, SamplingDefaults
 class WorkerConnection(Struct, frozen=True):
     """The worker that gets the requests. `send` raises ProtocolError for a message too large. If
     the worker guards the server of a command, requests are passed on to its `address` instead.
+    `incarnation` is the worker's number. `prompts` says how it caches prompts.
     """
 
     send: Callable[[Message], None]
@@ -35,6 +36,8 @@ class WorkerConnection(Struct, frozen=True):
     abilities: tuple[Ability, ...] = ("text",)
     sampling: SamplingDefaults = SamplingDefaults()
     address: str = ""
+    incarnation: int = 0
+    prompts: PromptCaching = PromptCaching()
 
 
 class ProtocolBreachError(Exception):
@@ -255,6 +258,8 @@ class Traffic:
         """Raises: ProtocolBreachError."""
         if (request := self.queue.find_running(message.request_id)) is not None:
             self._check_length(request.progress.render(message.token_ids, last=message.last))
+            if message.last and request.trace is not None:
+                request.trace.rendered(request.progress.prompt_ids)
 
     def failed(self, message: RequestFailed) -> None:
         if (request := self.queue.find_running(message.request_id)) is not None:
@@ -338,6 +343,8 @@ class Traffic:
             self._refuse(request, refusals.too_large())
             return
         request.sampling = connection.sampling
+        if request.trace is not None:
+            request.trace.sent(connection.fingerprint, connection.prompts, connection.incarnation)
         self.queue.run(request)
         now = self._loop.time()
         request.start(now)

@@ -47,6 +47,7 @@ from protocol.life import (
     Need,
     PromptCacheCleared,
     PromptCacheDisk,
+    PromptCaching,
     RankLost,
     Ranks,
     Ready,
@@ -81,6 +82,7 @@ from protocol.requests import (
     Tools,
 )
 
+USAGE = Usage(10, 20, 5, stored_tokens=4)
 MEMORY = MlxMemory(active_bytes=1 << 40, cache_bytes=7, peak_bytes=(1 << 40) + 1)
 SAMPLING = Sampling(
     repetition_penalty=1.1,
@@ -245,6 +247,7 @@ SAMPLES: dict[type[Message], Message] = {
         sampling=SamplingDefaults(0.6, 0.95, 20, 0.05),
         address="127.0.0.1:8080",
         alone="the caches of this model can't be merged",
+        prompts=PromptCaching("0f", at_places=True, on_disk=True),
     ),
     LoadFailed: LoadFailed(reason="there are no weights", permanent=True),
     Rendered: Rendered(request_id="r-1", token_ids=pack([1, 2, 3]), last=True),
@@ -252,7 +255,7 @@ SAMPLES: dict[type[Message], Message] = {
         step=9,
         deltas=(
             Delta("r-1", (1, 2), (Reasoning("Once"), Text(" upon")), guesses=Guesses(1, 2)),
-            Delta("r-2", (3,), (ToolCall(0, "{", "size"),), "stop", Usage(10, 20, 5), "END"),
+            Delta("r-2", (3,), (ToolCall(0, "{", "size"),), "stop", USAGE, "END"),
             Delta(
                 "r-3", (4,), (Logprobs((TokenLogprob(b"a", -1.5, (Alternative(b"b", -2.5),)),)),)
             ),

@@ -17,6 +17,7 @@ from protocol.answers import (
     merged,
 )
 from protocol.message_base import pack
+from worker.prompt_cache.path import BLOCK_TOKENS
 
 if TYPE_CHECKING:
     from worker.engines.sequence import Token
@@ -36,6 +37,7 @@ class Answering:
         self._prompt_tokens = 0
         self._completion_tokens = 0
         self._cached_tokens: int | None = None
+        self._stored_tokens = 0
         self._answer: AnswerStream | None = None
         self._logprobs: LogprobWriter | None = None
         self._repetition: RepetitionWatch | None = None
@@ -47,6 +49,8 @@ class Answering:
 
     def start(self, prepared: PreparedRequest) -> None:
         self._prompt_tokens = len(prepared.prompt_ids)
+        path = prepared.sequence.path
+        self._stored_tokens = 0 if path is None else path.stored * BLOCK_TOKENS
         self._completion_tokens = prepared.delivered
         self._answer = prepared.answer
         self._logprobs = prepared.logprobs
@@ -113,6 +117,7 @@ class Answering:
             self._completion_tokens,
             self._cached_tokens,
             answer.reasoning_tokens,
+            stored_tokens=min(self._stored_tokens, self._prompt_tokens),
         )
         complete = finish_reason == "stop" and not cut
         parts = merged(parts + answer.finish(complete=complete))

@@ -16,7 +16,16 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from protocol.answers import RequestFailed
-from protocol.life import Ability, Device, Hello, Load, LoadFailed, LoadProgress, Ready
+from protocol.life import (
+    Ability,
+    Device,
+    Hello,
+    Load,
+    LoadFailed,
+    LoadProgress,
+    PromptCaching,
+    Ready,
+)
 from protocol.messages import PROTOCOL_VERSION
 from protocol.prompt_store.store import PromptStore
 from protocol.requests import Embed, Generate
@@ -127,6 +136,7 @@ class TextServing(NamedTuple):
     prompt_cache: PromptCache | None
     proof: Proof | None
     alone: str = ""
+    cached_prompts: PromptCaching = PromptCaching()
 
 
 class ModelServing(NamedTuple):
@@ -261,6 +271,7 @@ def _run(
             memory=read_memory(),
             abilities=served.abilities,
             sampling=loaded.sampling_defaults,
+            prompts=PromptCaching() if text is None else text.cached_prompts,
         )
         thread.figures.memory = ready.memory
         thread.emit(ModelReady(ready, served.prepare))
@@ -341,7 +352,11 @@ def _make_text(
         alone = orders is None
         recomputing = Recomputing(engine, caches, prompt_cache, room) if alone else None
         proof = Proof(prompt_cache, recomputing, thread.emit)
-    return TextServing(engine, paths, prompt_cache, proof, (trial and trial.fault) or "")
+    cached = PromptCaching()
+    if prompt_cache is not None:
+        cached = PromptCaching(root.hex(), cutter.needs_snapshots, disk is not None)
+    fault = (trial and trial.fault) or ""
+    return TextServing(engine, paths, prompt_cache, proof, fault, cached)
 
 
 def _try_batching(model: Any, *, looks: bool) -> BatchingTrial:

@@ -257,7 +257,13 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
         "prompt_cache_retention",
         places=_RESPONSES,
     ),
-    Parameter("prompt_cache_options", "done", _RESPONSES, (), "only `prewarm`"),
+    Parameter(
+        "prompt_cache_options",
+        "done",
+        _RESPONSES,
+        (),
+        "only `prewarm` and `comparison_response_id`",
+    ),
     # Parameters of embeddings and rerank: OpenAI's, vLLM's, Jina's and Cohere's
     *_done("model", "truncate_prompt_tokens", "priority", "keep_alive", places=_VECTORS),
     *_done("input", "dimensions", "encoding_format", places=_EMBEDDINGS),
