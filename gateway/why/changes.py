@@ -34,6 +34,8 @@ _SAME: Final = 0.5
 # Unless something like a clock stands there, behind so many characters that they share.
 _SHARED: Final = 40
 _NAMED: Final = 3
+# Where a conversation goes on is looked for at so many places, the last ones.
+_MOST_BEGINS: Final = 64
 
 
 class Difference(Struct, frozen=True):
@@ -163,10 +165,10 @@ def _goes_on_at(longer: tuple[int, ...], rest: tuple[int, ...]) -> int:
     """Where the rest goes on in the longer series: where it agrees for longest, if that is to the
     end of one of them. 0: nowhere behind its begin.
     """
-    runs = {begin: common_length(longer[begin:], rest) for begin in range(1, len(longer))}
+    begins = [begin for begin in range(1, len(longer)) if rest and longer[begin] == rest[0]]
+    runs = {begin: common_length(longer[begin:], rest) for begin in begins[-_MOST_BEGINS:]}
     at = max(runs, key=lambda at: runs[at], default=0)
-    ends = at and runs[at] and runs[at] == min(len(longer) - at, len(rest))
-    return at if ends else 0
+    return at if at and runs[at] == min(len(longer) - at, len(rest)) else 0
 
 
 def _same_conversation(old: Sequence[PromptSection], new: Sequence[PromptSection]) -> bool:

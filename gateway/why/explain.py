@@ -39,6 +39,8 @@ Cause: TypeAlias = (
         "template",
     ]
 )
+# Of requests that share as much, so many are compared by their sections, the last ones.
+_MOST_COMPARED: Final = 32
 # An answer of fewer tokens is not worth a word if it is computed again.
 _LONG_ANSWER: Final = 2 * MARK_TOKENS
 
@@ -85,16 +87,20 @@ def nearest(now: RequestRecord, earlier: Sequence[RequestRecord]) -> RequestReco
     """The earlier request whose prompt shares the most with this one, the latest of several. None:
     no prompt shares anything.
     """
+    shared = {id(other): now.shared_tokens(other) for other in earlier}
+    most = max(shared.values(), default=0)
     mine = {section.digest for section in now.sketch.sections}
 
-    def likeness(other: RequestRecord) -> tuple[int, int, int, float]:
-        theirs = {section.digest for section in other.sketch.sections}
-        same = _same_beginnings(now, other)
-        return now.shared_tokens(other), len(mine & theirs), same, other.at
+    def likeness(other: RequestRecord) -> tuple[int, int]:
+        same = sum(section.digest in mine for section in other.sketch.sections)
+        return same, _same_beginnings(now, other)
 
-    alike = [(likeness(other), other) for other in earlier]
-    alike = [(likes, other) for likes, other in alike if any(likes[:3])]
-    return max(alike, key=lambda each: each[0], default=(None, None))[1]
+    sharing = [other for other in earlier if shared[id(other)] == most][-_MOST_COMPARED:]
+    alike = [(likeness(other), other) for other in sharing]
+    if not most:
+        alike = [(likes, other) for likes, other in alike if any(likes)]
+    # Of several that are alike the last one counts.
+    return max(reversed(alike), key=lambda each: each[0], default=(None, None))[1]
 
 
 def _same_beginnings(now: RequestRecord, other: RequestRecord) -> int:

@@ -46,7 +46,7 @@ class RequestMemory:
         self, call: ModelCall, request: Request, salt: str, answer: str = ""
     ) -> RequestRecord | None:
         """Remember a request before it is sent. `answer` is the id of its answer, if that has
-        another id. None: requests are not remembered.
+        another id. None: requests are not remembered, or this one is too large.
 
         Raises:
             Refusal: no thread is free in time.
@@ -74,8 +74,7 @@ class RequestMemory:
             sketch=drawn,
             trace=request.trace,
         )
-        self._records.add(record)
-        return record
+        return record if self._records.add(record) else None
 
     def cleared(self, model: str | None) -> None:
         """Note that the cached prompts of a model were cleared; None: of all models."""
