@@ -242,7 +242,12 @@ class AdmissionRound:
         if not comes and not self.reclaim.overdue(claim):
             return False  # Busy models are in the way. Later claims may pass until this is overdue.
         allocation = self._ledger.allocation(claim.model_id)
-        if allocation is not None and (comes or not self._protected_one):
+        # Whether the model gives memory back for an earlier claim. If it were protected then, its
+        # own claim would come first and take the bytes back, again and again if its worker is slow.
+        gives = allocation is not None and returning_bytes < min(
+            allocation.returning_bytes, claim.needed_bytes
+        )
+        if allocation is not None and not gives and (comes or not self._protected_one):
             # A loaded model that waits is protected: if it were displaced, bytes would be freed for
             # it in vain. Of models that wait for each other's end only the first is protected.
             # Otherwise all would wait for ever.

@@ -54,6 +54,7 @@ class ProgressState(Struct, frozen=True):
     attempts: int
     death_at: int | None
     guesses: Guesses = Guesses()
+    cold: bool = False
 
 
 class RequestProgress:
@@ -74,6 +75,8 @@ class RequestProgress:
         self._rendered: TokenPrompt | None = None
         self._parts = bytearray()
         self.fingerprint: str | None = None
+        # Whether the request is sent to be computed without cached blocks.
+        self.cold = False
         self._attempts = 0
         self._death_at: int | None = None
 
@@ -87,6 +90,7 @@ class RequestProgress:
             attempts=self._attempts,
             death_at=self._death_at,
             guesses=self.guesses,
+            cold=self.cold,
         )
 
     def restore(self, state: ProgressState) -> None:
@@ -98,6 +102,7 @@ class RequestProgress:
         self._attempts = state.attempts
         self._death_at = state.death_at
         self.guesses = state.guesses
+        self.cold = state.cold
 
     @property
     def wire_id(self) -> str:
@@ -177,8 +182,9 @@ class RequestProgress:
             # The tokens alone would not do: the worker makes them together with the arrays of the
             # pictures.
             prompt = self._task.prompt
-        delivered = pack(self.delivered)
-        return msgspec.structs.replace(self._task, prompt=prompt, delivered=delivered, **terms)
+        return msgspec.structs.replace(
+            self._task, prompt=prompt, delivered=pack(self.delivered), cold=self.cold, **terms
+        )
 
     def render(self, token_ids: bytes, *, last: bool) -> int:
         """Take in a part of the rendered prompt. Returns the number of its tokens so far."""

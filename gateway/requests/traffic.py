@@ -225,6 +225,7 @@ class Traffic:
                 raise ProtocolBreachError(f"it sent a longer text than {tokens} tokens have")
             if request.over:
                 self._count(request)
+                self._count_loop(delta)
                 self._finished(request)
             elif self.queue.is_cleared(request):
                 if self.queue.release_suspect(request):
@@ -263,8 +264,23 @@ class Traffic:
     def failed(self, message: RequestFailed) -> None:
         if (request := self.queue.find_running(message.request_id)) is not None:
             refusal = Refusal(message.code, message.message, param=request.param_of(message))
-            self._refuse(request, refusal)
-            self._finished(request)
+            self.refuse(request, refusal)
+
+    def refuse(self, request: Request, refusal: Refusal) -> None:
+        """Refuse a running request, which the worker has dropped."""
+        self._refuse(request, refusal)
+        self._finished(request)
+
+    def park_cold(self, request: Request) -> None:
+        """Keep a running request, which the worker has dropped, for the next worker. That one gets
+        it without cached blocks.
+        """
+        request.progress.cold = True
+        self.queue.remove(request)
+        request.park(self._loop.time())
+        self._note_park(request)
+        self.queue.park([request])
+        self._owner.notify()
 
     # From the supervisor
 
@@ -456,6 +472,11 @@ class Traffic:
         if request.usage is not None and request.prompt_counts:
             self.prompt_tokens += request.usage.prompt_tokens
             self.cached_tokens += request.usage.cached_tokens
+
+    def _count_loop(self, last: Delta) -> None:
+        if last.repeats:
+            self.meter.looped_answers += 1
+            self.meter.repetition_stops += last.finish_reason == "stop"
 
     def _charge_passage(self, request: Request) -> None:
         """A passage costs the seconds for which it had a place."""

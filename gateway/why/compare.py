@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from gateway.requests.trace import MARK_TOKENS
-from gateway.why.changes import Difference, changes
+from gateway.why.changes import PromptDifference, changes
 from gateway.why.record import RequestRecord
 
 
@@ -19,7 +19,7 @@ class Comparison(Struct, frozen=True):
 
     other_model: bool
     other_salt: bool
-    changes: Sequence[Difference]
+    changes: Sequence[PromptDifference]
     shared_tokens: int
     missed_tokens: int
     found: bool | None

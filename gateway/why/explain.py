@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from gateway.requests.trace import MARK_TOKENS
-from gateway.why.changes import Difference, DifferenceKind, changes
+from gateway.why.changes import PromptDifference, DifferenceKind, changes
 from gateway.why.record import CacheEvent, CacheEventKind, Facts, RequestRecord
 
 Cause: TypeAlias = (
@@ -28,6 +28,7 @@ Cause: TypeAlias = (
         "short",
         "scored",
         "not_cached",
+        "off",
         "model_changed",
         "version_changed",
         "unfinished",
@@ -55,7 +56,7 @@ class Explanation(NamedTuple):
     earlier: RequestRecord | None = None
     shared_tokens: int = 0
     lost_tokens: int = 0
-    changes: Sequence[Difference] = ()
+    changes: Sequence[PromptDifference] = ()
     reason: str = ""
 
 
@@ -129,6 +130,8 @@ def _lost(now: RequestRecord, before: RequestRecord, facts: Facts) -> tuple[Caus
         return "model_changed", ""
     if not mine.prompts.root:
         return "not_cached", ""
+    if facts.off:
+        return "off", facts.off
     if mine.prompts.root != theirs.prompts.root:
         return "version_changed", ""
     computed_at, sent_at = before.computed_at, now.sent_at

@@ -29,6 +29,8 @@ from protocol.answers import (
 )
 from protocol.life import (
     Bound,
+    CacheProven,
+    CacheQuarantined,
     ClearPromptCache,
     Device,
     Drain,
@@ -203,6 +205,13 @@ SAMPLES: dict[type[Message], Message] = {
     ),
     ClearPromptCache: ClearPromptCache(),
     PromptCacheCleared: PromptCacheCleared(reclaimed_bytes=1_000_000),
+    CacheProven: CacheProven(blocks=12, tokens=512, failures=1, off=True),
+    CacheQuarantined: CacheQuarantined(
+        blocks=2,
+        blocks_bytes=3_000_000,
+        source="a prompt joined of 2 blocks",
+        why="a checksum differs",
+    ),
     Drain: Drain(),
     Move: Move(address="ipc:///s/next", key=b"kkkk", parent=7),
     Moved: Moved(),

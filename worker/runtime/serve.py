@@ -57,6 +57,8 @@ from worker.ranks.lead import FollowerOrders, LeadingCutter, RankLeader
 from worker.runtime.engine_loop import EngineLoop, set_bound
 from worker.runtime.engine_thread import EngineThread, Look, ModelReady, RankLoss
 from worker.runtime.prompts import PreparedRequest, prepare
+from worker.runtime.proof import Proof
+from worker.runtime.recomputing import Recomputing
 from worker.runtime.warm import WarmUp, practise, rehearse
 from worker.system.errors import LoadAbandonedError, ModelError
 from worker.system.memory import (
@@ -132,6 +134,7 @@ class TextServing(NamedTuple):
     engine: Engine
     paths: Paths
     prompt_cache: PromptCache | None
+    proof: Proof | None
     alone: str = ""
     cached_prompts: PromptCaching = PromptCaching()
 
@@ -272,7 +275,9 @@ def _run(
         )
         thread.figures.memory = ready.memory
         thread.emit(ModelReady(ready, served.prepare))
-        EngineLoop(thread, engine, limits, context, orders, warming).run()
+        at_rest = (warming, None if text is None else text.proof)
+        works = [work for work in at_rest if work is not None]
+        EngineLoop(thread, engine, limits, context, orders, works).run()
     finally:
         engine.close()
         if text is not None and text.prompt_cache is not None:
@@ -313,7 +318,9 @@ def _make_text(
     disk = None
     if store is not None:
         disk = Disk(store, command.model_id, root, lambda: thread.post(Look()))
-    prompt_cache = PromptCache(cutter, disk) if cutter.can_restore else None
+    prompt_cache = None
+    if cutter.can_restore:
+        prompt_cache = PromptCache(cutter, disk, thread.emit, command.cache_failures)
     looks = loaded.picture_processor is not None
     if trial is None or trial.fault is None:
         engine: Engine = BatchedEngine(
@@ -339,10 +346,14 @@ def _make_text(
             prompt_cache,
             loaded.model.start_prompt if looks else None,
         )
-    cached = PromptCaching()
+    proof, cached = None, PromptCaching()
     if prompt_cache is not None:
+        # With several ranks rank 0 can compute nothing without the others.
+        alone = orders is None
+        recomputing = Recomputing(engine, caches, prompt_cache, room) if alone else None
+        proof = Proof(prompt_cache, recomputing, thread.emit)
         cached = PromptCaching(root.hex(), cutter.needs_snapshots, disk is not None)
-    return TextServing(engine, paths, prompt_cache, (trial and trial.fault) or "", cached)
+    return TextServing(engine, paths, prompt_cache, proof, (trial and trial.fault) or "", cached)
 
 
 def _try_batching(model: Any, *, looks: bool) -> BatchingTrial:

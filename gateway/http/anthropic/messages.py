@@ -168,6 +168,8 @@ class MessagesBody(CountBody, kw_only=True):
     top_p: Probability | None = None
     top_k: Annotated[int, Meta(ge=0, le=LARGEST_COUNT)] | None = None
     diagnostics: DiagnosticsOption | None = None
+    # An addition of this gateway.
+    repetition_stop: bool | None = None
 
 
 @routes.post(
@@ -190,6 +192,7 @@ async def create_message(http_request: HttpRequest) -> Response:
         temperature=body.temperature,
         top_p=body.top_p,
         top_k=body.top_k,
+        repetition_stop=body.repetition_stop,
     )
     asked = await _request(http_request, body, parameters)
     diagnosed = functools.partial(diagnose, asked, body.diagnostics)

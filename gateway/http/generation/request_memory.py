@@ -115,7 +115,18 @@ class RequestMemory:
             if event.kind == "state"
         )
         cache_events = [*self._cache_events(model_id), *self._records.clears(model_id)]
-        return Facts(tuple(sorted(cache_events, key=lambda event: event.at)), states)
+        return Facts(
+            tuple(sorted(cache_events, key=lambda event: event.at)), states, self._off(model_id)
+        )
+
+    def _off(self, model_id: str) -> str:
+        """Why the model's prompt cache is off; empty if it isn't."""
+        proofs = (
+            supervisor.cache_proof.state
+            for supervisor in self._fleet.roster.everyone
+            if supervisor.model.id == model_id
+        )
+        return next((proof.off for proof in proofs if proof is not None), "")
 
     def _cache_events(self, model_id: str) -> Iterator[CacheEvent]:
         for event in self._fleet.events.recent(_EVENTS, model_id):

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.http.generation.text_request import TextRequest
-from gateway.why.changes import Difference, DifferenceKind
+from gateway.why.changes import PromptDifference, DifferenceKind
 from gateway.why.compare import Comparison
 
 MissReason: TypeAlias = Literal[
@@ -81,7 +81,7 @@ def _reason(comparison: Comparison) -> MissReason | None:
     return _REASONS.get(change.kind, "input_changed")
 
 
-def _of_arguments(change: Difference) -> MissReason:
+def _of_arguments(change: PromptDifference) -> MissReason:
     before, after = _verbosity(change.old), _verbosity(change.new)
     return "reasoning_effort_changed" if before == after else "verbosity_changed"
 

@@ -455,6 +455,22 @@ class TestRecalls:
         assert allocation is not None
         assert allocation.floor_bytes == 10 * UNIT
 
+    @pytest.mark.parametrize("answers", [True, False])
+    def test_bytes_of_a_slow_answer_stay_for_the_earlier_claim(self, *, answers: bool) -> None:
+        """Though the model waits for them itself, for longer than the patience."""
+        account = Account()
+        account.load("a", 45, busy=True, used=65, least=65)
+        account.claim("b", 40, priority=1)
+        assert account.decide(LATER) == [recalls("a", 60)]
+        for second in range(1, int(RECALL_S)):
+            assert account.decide(LATER + second) == []
+        if answers:
+            account.obey([recalls("a", 60)])
+            account.footprint("a", 60)
+            assert account.decide(LATER + RECALL_S) == [admits("b", 40)]
+        else:
+            assert account.decide(LATER + RECALL_S) == [Unanswered("a", RECALL_S)]
+
     def test_a_reading_from_before_its_answer_says_nothing(self) -> None:
         account = self.recalled(answered=50)
         account.record("a", reading_of(80 * UNIT, 80 * UNIT))

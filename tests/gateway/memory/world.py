@@ -274,6 +274,9 @@ class World(RuleBasedStateMachine):
         self.now += 1.0
         for model in self.models.values():
             model.step()
+            if model.running and model.used > model.limit and model.obeys_at is None:
+                # It was told of bytes that its rows can't have any more: some leave the batch.
+                model.obeys_at = self.now + model.lag_s
             if model.obeys_at is not None and self.now >= model.obeys_at:
                 model.obey()
             if model.process == "loading" and self.now >= model.until:

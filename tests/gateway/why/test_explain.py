@@ -54,6 +54,7 @@ def _happened(kind: Any, at: float = 50.0) -> Facts:
         ("slow_disk", {}, {"stored_tokens": 192}, NOTHING),
         ("ended", {}, {"incarnation": 2}, _happened("ended")),
         ("ended", {}, {"incarnation": 2}, NOTHING),
+        ("off", {}, {}, Facts(off="it was wrong twice")),
         ("evicted", {}, {}, NOTHING),
         ("evicted", {}, {"cached_tokens": 64}, NOTHING),
         ("at_places", {}, {"prompts": PLACES, "cached_tokens": 64}, NOTHING),
