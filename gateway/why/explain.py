@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from gateway.requests.trace import MARK_TOKENS
-from gateway.why.changes import PromptDifference, DifferenceKind, changes
+from gateway.why.changes import DifferenceKind, PromptDifference, changes
 from gateway.why.record import CacheEvent, CacheEventKind, Facts, RequestRecord
 
 Cause: TypeAlias = (

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.http.generation.text_request import TextRequest
-from gateway.why.changes import PromptDifference, DifferenceKind
+from gateway.why.changes import DifferenceKind, PromptDifference
 from gateway.why.compare import Comparison
 
 MissReason: TypeAlias = Literal[
