@@ -5,7 +5,6 @@ when somebody asks why it began late.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
@@ -17,17 +16,13 @@ from gateway.requests.trace import Trace
 from gateway.system.refusal import Refusal
 from gateway.why.answer import Why, why
 from gateway.why.compare import Comparison, compare
-from gateway.why.record import CacheEvent, CacheEventKind, Facts, RequestRecord, StateChange
+from gateway.why.facts import facts_of
+from gateway.why.record import Facts, RequestRecord
 from gateway.why.records import Records
 from gateway.why.sections import sketch
 from protocol.requests import Generate, TokenPrompt
 
 _EVENTS: Final = 1000
-# By the kinds of events: what happened to cached prompts, and the field with the reason.
-_EVENT_KINDS: Final[dict[str, tuple[CacheEventKind, str]]] = {
-    "exit": ("ended", "reason"),
-    "cache_quarantined": ("quarantined", "why"),
-}
 
 
 class RequestMemory:
@@ -38,7 +33,6 @@ class RequestMemory:
 
     def __init__(self, fleet: Fleet, keys: ApiKeys) -> None:
         self._fleet = fleet
-        self._keys = keys
         self._records = Records()
         keys.on_revoked = self._records.forget
 
@@ -109,15 +103,7 @@ class RequestMemory:
 
     def _facts(self, model_id: str) -> Facts:
         events = self._fleet.events.recent(_EVENTS, model_id)
-        states = tuple(
-            StateChange(event.at, event.fields["after"])
-            for event in events
-            if event.kind == "state"
-        )
-        cache_events = [*self._cache_events(model_id), *self._records.clears(model_id)]
-        return Facts(
-            tuple(sorted(cache_events, key=lambda event: event.at)), states, self._off(model_id)
-        )
+        return facts_of(events, self._records.clears(model_id), self._off(model_id))
 
     def _off(self, model_id: str) -> str:
         """Why the model's prompt cache is off; empty if it isn't."""
@@ -127,9 +113,3 @@ class RequestMemory:
             if supervisor.model.id == model_id
         )
         return next((proof.off for proof in proofs if proof is not None), "")
-
-    def _cache_events(self, model_id: str) -> Iterator[CacheEvent]:
-        for event in self._fleet.events.recent(_EVENTS, model_id):
-            if (known := _EVENT_KINDS.get(event.kind)) is not None:
-                kind, field = known
-                yield CacheEvent(event.at, kind, event.fields[field])
