@@ -78,6 +78,7 @@ _GROUPS: Final = {
         "unload": "orders",
         "restart": "orders",
         "kill": "orders",
+        "check": "check",
         "estimate": "estimate",
         "bench": "bench",
     },

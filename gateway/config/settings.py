@@ -175,6 +175,9 @@ class HubSettings(Section, frozen=True):
             unset="the hub is asked",
         ),
     ] = None
+    check_pulls: Annotated[
+        bool, switch("Check each model that was pulled, as `bulkhead check` does.")
+    ] = False
 
     @property
     def folder_path(self) -> str | None:

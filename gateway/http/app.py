@@ -29,6 +29,7 @@ from gateway.http.ollama.models import ModelFileReader
 from gateway.http.openai import chat, completions, responses, vectors
 from gateway.http.operator import (
     activity,
+    checks,
     keys,
     library,
     logs,
@@ -50,6 +51,7 @@ from gateway.http.wire.connection_limits import ConnectionLimiter
 from gateway.http.wire.errors import error_response, on_defect, on_http_exception, on_refusal
 from gateway.http.wire.finished import FinishedRequests
 from gateway.http.wire.openapi import OpenApiDocument
+from gateway.library.checks import Checks
 from gateway.library.library import LastUsed, Library
 from gateway.library.pulls import Pulls
 from gateway.mailbox.mailbox import Mailbox
@@ -73,6 +75,7 @@ ROUTES: Final = (
     *orders.routes,
     *keys.routes,
     *library.routes,
+    *checks.routes,
     *activity.routes,
     *logs.routes,
     *openapi.routes,
@@ -162,6 +165,7 @@ class Parts(NamedTuple):
     keys: ApiKeys
     limiter: ConnectionLimiter
     pulls: Pulls
+    checks: Checks
     library: Library
     last_used: LastUsed
     recorder: Recorder

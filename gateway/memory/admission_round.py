@@ -226,6 +226,9 @@ class AdmissionRound:
             # The load adopts the spare, or the claim needs the spare's room more.
             self._unclaimed_bytes += self._ledger.spare_bytes
             self._ledger.spare_bytes = 0
+        soon_bytes = max(self._unclaimed_bytes, 0) + max(self._coming_bytes, 0) + returning_bytes
+        if wanted_bytes > soon_bytes and self._ledger.check is not None:
+            self._coming_bytes += self._ledger.check.end()
         if wanted_bytes <= max(self._unclaimed_bytes, 0) + returning_bytes and not rivals:
             self._coming_bytes -= returning_bytes
             self._unclaimed_bytes -= claim.needed_bytes - returning_bytes

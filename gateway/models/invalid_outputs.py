@@ -26,7 +26,8 @@ class InvalidOutputs:
 
     def __init__(self, parts: ModelParts, events: EventLog) -> None:
         self.count = 0
-        self._condition, self._traffic, self._model_memory, _, _ = parts
+        self._condition, self._traffic = parts.condition, parts.traffic
+        self._model_memory = parts.model_memory
         self._events = events
         self._policy = OutputPolicy()
 

@@ -46,6 +46,7 @@ Kind: TypeAlias = Literal[
     "reload",
     "mailbox",
     "pull",
+    "checked",
     "removed",
     "disk",
     "upgrade",

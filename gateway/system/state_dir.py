@@ -107,6 +107,8 @@ class StateDir:
         self.learned_path = self.path / "learned.json"
         # The pulls that have not ended.
         self.pulls_path = self.path / "pulls.json"
+        # The reports of checks of models.
+        self.checks_path = self.path / "checks.json"
         # Which of the models that were found on disks has which name.
         self.names_path = self.path / "names.json"
         # When models were last used.
@@ -177,6 +179,7 @@ class StateDir:
             self.learned_path,
             self.address_path,
             self.pulls_path,
+            self.checks_path,
             self.names_path,
             self.used_path,
             self.history_path,

@@ -1,4 +1,4 @@
-"""Numbers that go wrong where nobody sees it: in weights, in cached prompts, in one row of eight."""
+"""Numbers that go wrong unseen: in weights, in cached prompts, in one row of eight."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ KINDS = ("a weight", "a block in memory", "a block on disk", "one row of eight")
 
 
 def _site(folder: Path) -> str:
-    """The file `fault` names what goes wrong with the next step, and a number that says where. While
-    there is a file `writes`, each second block goes to disk with a number that isn't one.
+    """The file `fault` names what goes wrong with the next step, and a number that says where.
+    While there is a file `writes`, each second block goes to disk with a number that isn't one.
     """
     return (
         in_engine_step(

@@ -18,6 +18,7 @@ from gateway.doctor.files import judge_disk
 from gateway.doctor.finding import Check, Finding, Severity, error, findings, ok, warning, worst
 from gateway.doctor.gateway import (
     Leftover,
+    judge_caches,
     judge_deaths,
     judge_leftovers,
     judge_workers,

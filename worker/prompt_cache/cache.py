@@ -422,7 +422,7 @@ class PromptCache:
 
     def note_valid(self, path: Path) -> None:
         """Note that a step with valid logits has looked at the blocks of `path`."""
-        self._valid.note(path.keys)
+        self._valid.record(path.keys)
 
     def first_doubtful(self, path: Path, looked_at: int) -> int:
         """The first block of a path that isn't finite, or that no step with valid logits has looked

@@ -28,7 +28,7 @@ class ValidBlocks:
         self._keys: set[bytes] = set()
         self._most = _MOST
 
-    def note(self, keys: Iterable[bytes]) -> None:
+    def record(self, keys: Iterable[bytes]) -> None:
         self._keys.update(keys)
         if len(self._keys) > self._most:
             self._keys = {key for key in self._keys if self._present(key)}

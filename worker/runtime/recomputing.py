@@ -36,13 +36,13 @@ class Computed(NamedTuple):
     logits: mx.array
 
 
-class Difference(NamedTuple):
+class Drift(NamedTuple):
     distances: list[float]
     divergence: float
 
 
-def difference(one: Computed, other: Computed) -> Difference:
-    return Difference(distances(one.values, other.values), divergence(one.logits, other.logits))
+def difference(one: Computed, other: Computed) -> Drift:
+    return Drift(distances(one.values, other.values), divergence(one.logits, other.logits))
 
 
 class Recomputing:

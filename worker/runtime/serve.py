@@ -346,14 +346,17 @@ def _make_text(
             prompt_cache,
             loaded.model.start_prompt if looks else None,
         )
-    proof, cached = None, PromptCaching()
+    proof = None
     if prompt_cache is not None:
         # With several ranks rank 0 can compute nothing without the others.
         alone = orders is None
         recomputing = Recomputing(engine, caches, prompt_cache, room) if alone else None
         proof = Proof(prompt_cache, recomputing, thread.emit)
+    cached = PromptCaching()
+    if prompt_cache is not None:
         cached = PromptCaching(root.hex(), cutter.needs_snapshots, disk is not None)
-    return TextServing(engine, paths, prompt_cache, proof, (trial and trial.fault) or "", cached)
+    fault = (trial and trial.fault) or ""
+    return TextServing(engine, paths, prompt_cache, proof, fault, cached)
 
 
 def _try_batching(model: Any, *, looks: bool) -> BatchingTrial:

@@ -45,7 +45,7 @@ MODEL: Final = "model_name"
 _MEMORY: Final = {
     "total_bytes": "The machine's memory.",
     "budget_bytes": "Memory that all workers together may hold.",
-    "granted_bytes": "Memory of all floors and loans, with the room of the spare.",
+    "granted_bytes": "Memory of all floors and loans, with the room of the spare and of a check.",
     "footprint_bytes": "Memory that all workers hold, with the spares.",
     "spare_bytes": "Memory that spare workers hold.",
     "gateway_bytes": "Memory that the gateway holds.",

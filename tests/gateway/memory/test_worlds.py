@@ -21,13 +21,14 @@ from tests.support.worlds import run_worlds
     ],
 )
 def test_random_worlds(worlds: int, steps: int, recalls: int) -> None:
-    World.steps = World.recalls = 0
+    World.steps = World.recalls = World.checks = 0
     run_worlds(World, worlds)
     if World.recalls < recalls:
         # Worlds of one run resemble each other: in one run of forty hardly any has a recall.
         run_worlds(World, 4 * worlds)
     assert World.steps >= steps
     assert World.recalls >= recalls
+    assert World.checks >= recalls
 
 
 def _world(kind: str, floors: list[int], priorities: list[int]) -> World:
