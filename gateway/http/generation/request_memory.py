@@ -15,7 +15,7 @@ from gateway.requests.request import Request
 from gateway.requests.trace import Trace
 from gateway.system.refusal import Refusal
 from gateway.why.answer import Why, why
-from gateway.why.compare import Comparison, compare
+from gateway.why.compare import PromptComparison, compare
 from gateway.why.facts import facts_of
 from gateway.why.record import Facts, RequestRecord
 from gateway.why.records import Records
@@ -94,7 +94,7 @@ class RequestMemory:
             )
         return why(record, self._records, self._facts(record.model), time.time())
 
-    def compare(self, record: RequestRecord, name: str) -> Comparison | None:
+    def compare(self, record: RequestRecord, name: str) -> PromptComparison | None:
         """Compare a request with an earlier one of the same caller, by the id of its answer. None:
         that one isn't remembered.
         """

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from gateway.http.generation.text_request import TextRequest
 from gateway.why.changes import DifferenceKind, PromptDifference
-from gateway.why.compare import Comparison
+from gateway.why.compare import PromptComparison
 
 MissReason: TypeAlias = Literal[
     "model_changed",
@@ -68,7 +68,7 @@ _REASONS: Final[dict[DifferenceKind, MissReason]] = {
 }
 
 
-def _reason(comparison: Comparison) -> MissReason | None:
+def _reason(comparison: PromptComparison) -> MissReason | None:
     if comparison.other_model:
         return "model_changed"
     if comparison.other_salt:
