@@ -76,6 +76,8 @@ def explain(now: RequestRecord, earlier: Sequence[RequestRecord], facts: Facts) 
     found = found._replace(lost_tokens=lost)
     if now.sketch.scored and not cached:
         return found._replace(cause="scored")
+    if now.trace.fingerprint != before.trace.fingerprint and not cached:
+        return found._replace(cause="model_changed")
     # What the earlier prompt had beyond the place where both part is lost by the change.
     apart = before.trace.prompt_tokens - shared if differences else 0
     if lost and lost >= apart:
@@ -111,7 +113,9 @@ def _same_beginnings(now: RequestRecord, other: RequestRecord) -> int:
 
 
 def _alike(now: RequestRecord, other: RequestRecord) -> bool:
-    return (other.model, other.salt) == (now.model, now.salt)
+    """Whether the prompts of both are looked for in one cache, and a worker had the other."""
+    sent = other.trace.incarnation > 0
+    return sent and (other.model, other.salt) == (now.model, now.salt)
 
 
 def _without_earlier(now: RequestRecord, earlier: Sequence[RequestRecord]) -> Cause:
@@ -126,8 +130,6 @@ def _without_earlier(now: RequestRecord, earlier: Sequence[RequestRecord]) -> Ca
 def _lost(now: RequestRecord, before: RequestRecord, facts: Facts) -> tuple[Cause, str]:
     """Why the worker found less than both prompts share."""
     mine, theirs = now.trace, before.trace
-    if mine.fingerprint != theirs.fingerprint:
-        return "model_changed", ""
     if not mine.prompts.root:
         return "not_cached", ""
     if facts.off:

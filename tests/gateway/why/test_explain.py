@@ -101,6 +101,17 @@ def test_template_that_writes_otherwise_is_named(days: int, cause: str) -> None:
     assert explain(now, [before], NOTHING).cause == cause
 
 
+def test_other_files_of_a_model_are_named_whatever_their_tokenizer_makes() -> None:
+    before = asked(SAME, (7, 8, 9))
+    now = asked(SAME, (1, 2, 3), 0, at=9.0, fingerprint="other")
+    assert explain(now, [before], NOTHING).cause == "model_changed"
+
+
+def test_request_that_no_worker_had_is_not_compared() -> None:
+    refused = asked(SAME, (), None, incarnation=0)
+    assert explain(asked(SAME, at=9.0), [refused], NOTHING).cause == "first"
+
+
 def test_change_that_costs_more_than_the_cache_lost_comes_first() -> None:
     other = chat("What is a mast?", "A wall.", "Of what?")
     before = asked(SAME, (1, 2, 3, 4, 5, 6))
