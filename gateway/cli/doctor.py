@@ -12,15 +12,15 @@ from typing import Final
 
 import click
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from gateway.cli.child_gateway import end_in_order, fresh_gateway
-from gateway.cli.failure import CommandError, interruptible
+from gateway.cli.failure import CommandError
 from gateway.cli.options import takes_flags
-from gateway.cli.output import print_json, printable, stdout_console
+from gateway.cli.output import plural, print_json, print_marked, printable, stdout_console
 from gateway.config.settings import Flags
 from gateway.doctor import mac, models, throughput
+from gateway.doctor.checks import look_at_checks
 from gateway.doctor.errands import ProbeError
 from gateway.doctor.files import (
     look_at_discovery,
@@ -32,6 +32,7 @@ from gateway.doctor.files import (
 )
 from gateway.doctor.finding import Check, Finding, Observation, Severity, findings, worst
 from gateway.doctor.gateway import (
+    look_at_caches,
     look_at_configuration,
     look_at_configuration_in_force,
     look_at_deaths,
@@ -84,11 +85,13 @@ CHECKS: Final = (
     Check("in force", look_at_configuration_in_force),
     Check("workers", look_at_workers),
     Check("deaths", look_at_deaths),
+    Check("cached prompts", look_at_caches),
     Check("leftovers", look_at_leftovers),
     Check("service", look_at_service, deadline_s=60.0),
     Check("model cache", look_at_model_cache),
     Check("discovery", look_at_discovery),
     Check("model", models.look_at_models, models.DEADLINE_S),
+    Check("checks", look_at_checks),
 )
 # Run only with --throughput, because this check sends requests to the gateway.
 THROUGHPUT: Final = Check("throughput", throughput.look_at_throughput, throughput.DEADLINE_S)
@@ -97,7 +100,6 @@ THROUGHPUT: Final = Check("throughput", throughput.look_at_throughput, throughpu
 # Warnings end with 5, because statuses 2 to 4 have the same meaning in every verb.
 EXIT_STATUS: Final = {Severity.OK: 0, Severity.WARNING: 5, Severity.ERROR: 1}
 _STYLES: Final = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.ERROR: "bold red"}
-_MARK_WIDTH: Final = 8
 
 
 @click.command("doctor")
@@ -122,19 +124,18 @@ def doctor_command(flags: Flags, *, as_json: bool, throughput: bool, mac: bool) 
     # The handler drops log lines, so that only findings are printed.
     logging.getLogger().addHandler(logging.NullHandler())
     checks = (*CHECKS, THROUGHPUT) if throughput else CHECKS
-    with interruptible():
-        if mac:
-            _print_mac(as_json=as_json)
-            return
-        installation = Installation(flags, os.environ)
-        all_findings = []
-        console = stdout_console()
-        for check in checks:
-            with _shown(check, console, quiet=as_json):
-                for finding in findings(check, installation):
-                    all_findings.append(finding)
-                    if not as_json:
-                        _print(console, finding)
+    if mac:
+        _print_mac(as_json=as_json)
+        return
+    installation = Installation(flags, os.environ)
+    all_findings = []
+    console = stdout_console()
+    for check in checks:
+        with _shown(check, console, quiet=as_json):
+            for finding in findings(check, installation):
+                all_findings.append(finding)
+                if not as_json:
+                    _print(console, finding)
     severity = worst(all_findings)
     if as_json:
         print_json({"worst": severity, "findings": all_findings})
@@ -186,25 +187,13 @@ def _shown(check: Check, console: Console, *, quiet: bool) -> AbstractContextMan
 def _print(console: Console, finding: Finding) -> None:
     """Print the finding, and below it the remedy. On a terminal both are broken between words."""
     of = "" if finding.subject is None else f" {finding.subject}"
-    _print_row(
+    print_marked(
         console,
         Text(finding.severity, _STYLES[finding.severity]),
         f"{finding.check}{of}: {finding.evidence}",
     )
     if finding.remedy is not None:
-        _print_row(console, Text(""), f"-> {finding.remedy}")
-
-
-def _print_row(console: Console, mark: Text, text: str) -> None:
-    body = Text(printable(text).replace("\n", " "))
-    if not console.is_terminal:
-        console.print(f"{mark.plain:<{_MARK_WIDTH}}{body.plain}", soft_wrap=True)
-        return
-    row = Table.grid(padding=0)
-    row.add_column(width=_MARK_WIDTH, no_wrap=True)
-    row.add_column(overflow="fold")
-    row.add_row(mark, body)
-    console.print(row)
+        print_marked(console, Text(""), f"-> {finding.remedy}")
 
 
 def _print_summary(console: Console, findings: list[Finding], *, gateway_runs: bool) -> None:
@@ -215,9 +204,5 @@ def _print_summary(console: Console, findings: list[Finding], *, gateway_runs: b
     if count[Severity.OK] == len(findings):
         console.print(f"All is well: {len(findings)} findings.{runs}")
         return
-    errors, warnings = _plural(count[Severity.ERROR], "error"), count[Severity.WARNING]
-    console.print(f"{errors}, {_plural(warnings, 'warning')}, {count[Severity.OK]} ok.{runs}")
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    errors, warnings = plural(count[Severity.ERROR], "error"), count[Severity.WARNING]
+    console.print(f"{errors}, {plural(warnings, 'warning')}, {count[Severity.OK]} ok.{runs}")

@@ -25,6 +25,7 @@ from gateway.cli.output import (
     wrapped,
 )
 from gateway.http.wire.command_bodies import ModelBody, ModelStatus, WorkerStatus
+from gateway.models.check_reports import CheckStatus
 
 if TYPE_CHECKING:
     from gateway.library.catalogue import ModelOnDisk
@@ -187,7 +188,9 @@ def _fitted(text: str, cells: int) -> str:
 
 
 def disk_table(models: list[ModelOnDisk], now: float) -> Table:
-    """The table of `list`. `now` is a Unix time in seconds."""
+    """The table of `list`. `now` is a Unix time in seconds. Results of checks have a column if a
+    model was checked.
+    """
     columns: list[Column[ModelOnDisk]] = [
         Column("model", lambda model: printable(model.name), "name"),
         Column("size", lambda model: size(model.size_bytes), "number"),
@@ -197,7 +200,16 @@ def disk_table(models: list[ModelOnDisk], now: float) -> Table:
         Column("last used", lambda model: ago(model.last_used_at, now), "word"),
         Column("state", disk_state, "word"),
     ]
+    if any(model.check is not None for model in models):
+        columns.append(Column("check", lambda model: check_result(model.check), "word"))
     return table_of(models, columns)
+
+
+def check_result(check: CheckStatus | None) -> str:
+    """The result of a model's last check in a word or two."""
+    if check is None:
+        return UNKNOWN
+    return f"{check.verdict}, stale" if check.stale else check.verdict
 
 
 def disk_state(model: ModelOnDisk) -> str:

@@ -17,7 +17,7 @@ from gateway.cli.child_gateway import FOLDER_ID, asks_gateway, folder_gateway
 from gateway.cli.client import DISKS, GatewayClient, quoted
 from gateway.cli.failure import CommandError, NoSuchModelError
 from gateway.cli.gateway_access import local_settings
-from gateway.cli.model_table import disk_state, disk_table, served_table
+from gateway.cli.model_table import check_result, disk_state, disk_table, served_table
 from gateway.cli.options import (
     NO_MODEL,
     json_option,
@@ -53,12 +53,19 @@ def _path(name: str, kind: str = "library") -> str:
     return f"/admin/v1/{kind}/{root}{quoted(name.removeprefix('/'), name)}"
 
 
-def unlisted(name: str) -> ModelOnDisk | None:
-    """The model in a folder of this machine that no gateway lists; None: there is none."""
+def located(name: str) -> str | None:
+    """The folder or repository on this machine that the name means; None: it has no model."""
     try:
         source = locate(name)
         check_holds_model(source)
     except (ValueError, OSError):
+        return None
+    return source
+
+
+def unlisted(name: str) -> ModelOnDisk | None:
+    """The model in a folder of this machine that no gateway lists; None: there is none."""
+    if (source := located(name)) is None:
         return None
     with folder_gateway(source) as gateway:
         model = model_on_disk(gateway, FOLDER_ID)
@@ -158,6 +165,7 @@ def show_command(gateway: GatewayClient, *, model: str, as_json: bool) -> None:
         "system": _by_id(seen, seen.system),
         "defaults": _by_id(seen, seen.defaults),
         "last used": _minute(seen.last_used_at),
+        "check": None if seen.check is None else check_result(seen.check),
         "configured": ", ".join(seen.configured) or "no, found",
     }
     for name, value in rows.items():

@@ -195,6 +195,27 @@ def count(number: int | None) -> str:
     return UNKNOWN if number is None else f"{number:,}"
 
 
+# The width of the column of marks.
+_MARK_WIDTH: Final = 8
+
+
+def print_marked(console: Console, mark: Text, text: str) -> None:
+    """Print a text behind its mark. A terminal breaks it between words, beside the mark."""
+    body = Text(printable(text).replace("\n", " "))
+    if not console.is_terminal:
+        console.print(f"{mark.plain:<{_MARK_WIDTH}}{body.plain}", soft_wrap=True)
+        return
+    row = Table.grid(padding=0)
+    row.add_column(width=_MARK_WIDTH, no_wrap=True)
+    row.add_column(overflow="fold")
+    row.add_row(mark, body)
+    console.print(row)
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 # `wrapped` needs a console to break lines. Nothing is printed on this one.
 _QUIET: Final = Console(quiet=True)
 

@@ -15,7 +15,8 @@ from rich.text import Text
 from gateway.cli.child_gateway import asks_gateway
 from gateway.cli.client import ANSWER, GatewayClient
 from gateway.cli.failure import CommandError
-from gateway.cli.output import print_json, printable, stderr_console
+from gateway.cli.output import plural, print_json, printable, stderr_console
+from gateway.models.check_reports import CheckStatus
 from gateway.system.notation import format_size
 
 _PRINT_EVERY_S: Final = 10.0
@@ -48,6 +49,11 @@ class PullReading(Struct, frozen=True, kw_only=True):
     seconds_left: float | None = None
     outlook: OutlookReading | None = None
     offered_as: str | None = None
+    check: CheckStatus | None = None
+
+    @property
+    def over(self) -> bool:
+        return self.state not in ("preparing", "pulling", "checking")
 
 
 class PullView:
@@ -71,7 +77,7 @@ class PullView:
             self._outlook_printed = True
             which = f"{reading.repository}, {format_size(reading.total_bytes or 0)}"
             self._print(f"{which}. {reading.outlook.sentence}")
-        if reading.state not in ("preparing", "pulling"):
+        if reading.over:
             return
         line = progress_line(reading)
         if self._console.is_terminal:
@@ -87,6 +93,8 @@ class PullView:
 def progress_line(reading: PullReading) -> str:
     """The line for a pull: `name [####    ] 1.2 GB of 4.0 GB, 85.0 MB/s, 33 s left`."""
     name = printable(reading.repository or reading.model)
+    if reading.state == "checking":
+        return f"{name}: it is there, and is being checked"
     if not reading.total_bytes:
         return f"{name}: {printable(reading.reason or 'asking what there is')}"
     done_bytes = reading.done_bytes or 0
@@ -135,6 +143,18 @@ def pull_command(gateway: GatewayClient, *, model: str, force: bool, as_json: bo
     click.echo(
         f"{printable(reading.repository or model)} is there{size}{_next_step(gateway, reading)}"
     )
+    if (remark := _remark_on_check(reading)) is not None:
+        click.echo(f"bulkhead: {printable(remark)}", err=True)
+
+
+def _remark_on_check(reading: PullReading) -> str | None:
+    """What the check of the pulled model has found; None: nothing, or there was none."""
+    if reading.check is None:
+        return reading.reason
+    if reading.check.verdict == "ok":
+        return None
+    found = f"{plural(reading.check.faults, 'fault')}, {plural(reading.check.warnings, 'warning')}"
+    return f"Its check has found {found}: see `bulkhead check {reading.offered_as}`."
 
 
 def pull(gateway: GatewayClient, model: str, *, force: bool) -> PullReading:
@@ -195,6 +215,6 @@ def _shown(model: str, readings: Iterable[PullReading]) -> PullReading:
         for reading in readings:
             last = reading
             view.show(reading)
-    if last is None or last.state in ("preparing", "pulling"):
+    if last is None or not last.over:
         raise CommandError("The gateway has ended; its next start goes on with the pull.")
     return last

@@ -27,14 +27,14 @@ from gateway.config.machine_rules import Places, exposed, tls_files
 from gateway.config.read import Configuration, read_configuration
 from gateway.config.settings import Flags, GatewaySettings
 from gateway.library.finder import Finder
-from gateway.server import server
+from gateway.server import process
 from gateway.server.upgrade.takeover import Inheritance
 from gateway.server.uvicorn_server import PortTakenError, bind
 from gateway.service.definition import LABEL, MARK, MISTAKE_STATUS, service_pid
 from gateway.service.status import ask_health_of
 from gateway.system.log_lines import gateway_logs
 from gateway.system.process_limits import give_large_buffers_back, raise_file_limit
-from gateway.system.state_dir import StateDir, StateDirError, near_url
+from gateway.system.state_dir import StateDir, StateDirError, lock_holder, near_url
 from gateway.system.state_file import make_folder, write_secret
 from gateway.system.tls import CertificateError, Certificates
 
@@ -116,8 +116,8 @@ def serve_command(
             _warn_of_absent_models(configuration)
             for sentence in configuration.news:
                 logger.warning("%s", sentence)
-        departure = server.run(
-            server.GatewaySetup(
+        departure = process.run(
+            process.GatewaySetup(
                 read,
                 configuration,
                 state_dir,
@@ -152,6 +152,9 @@ def _borrowed(state_dir: StateDir, folder: Path) -> StateDir:
     for name in ("learned_path", "stranded_path", "used_path"):
         with contextlib.suppress(OSError):
             shutil.copyfile(getattr(state_dir, name), getattr(borrowed, name))
+    if lock_holder(state_dir.path) is None:
+        # Later gateways tell the result of a check that a command has made.
+        borrowed.checks_path = state_dir.checks_path
     write_secret(borrowed.keys_path, b'{"keys": []}')
     return borrowed
 

@@ -175,6 +175,9 @@ class HubSettings(Section, frozen=True):
             unset="the hub is asked",
         ),
     ] = None
+    check_pulls: Annotated[
+        bool, switch("Check each model that was pulled, as `bulkhead check` does.")
+    ] = False
 
     @property
     def folder_path(self) -> str | None:
@@ -239,6 +242,12 @@ class PromptCacheSettings(Section, frozen=True):
     shared: Annotated[
         bool, switch("All API keys share one cache, and can find out what others have asked.")
     ] = False
+    explain: Annotated[
+        bool,
+        switch(
+            "The gateway remembers parts of the last prompts in its memory, for `bulkhead why`."
+        ),
+    ] = True
 
     @property
     def disk_bytes(self) -> int:

@@ -23,11 +23,13 @@ from gateway.access.keys import ApiKeys
 from gateway.history.recorder import Recorder
 from gateway.http.anthropic import messages
 from gateway.http.generation.pictures import PictureReader
+from gateway.http.generation.request_memory import RequestMemory
 from gateway.http.ollama import routes as ollama
 from gateway.http.ollama.models import ModelFileReader
 from gateway.http.openai import chat, completions, responses, vectors
 from gateway.http.operator import (
     activity,
+    checks,
     keys,
     library,
     logs,
@@ -49,6 +51,7 @@ from gateway.http.wire.connection_limits import ConnectionLimiter
 from gateway.http.wire.errors import error_response, on_defect, on_http_exception, on_refusal
 from gateway.http.wire.finished import FinishedRequests
 from gateway.http.wire.openapi import OpenApiDocument
+from gateway.library.checks import Checks
 from gateway.library.library import LastUsed, Library
 from gateway.library.pulls import Pulls
 from gateway.mailbox.mailbox import Mailbox
@@ -72,6 +75,7 @@ ROUTES: Final = (
     *orders.routes,
     *keys.routes,
     *library.routes,
+    *checks.routes,
     *activity.routes,
     *logs.routes,
     *openapi.routes,
@@ -161,6 +165,7 @@ class Parts(NamedTuple):
     keys: ApiKeys
     limiter: ConnectionLimiter
     pulls: Pulls
+    checks: Checks
     library: Library
     last_used: LastUsed
     recorder: Recorder
@@ -185,6 +190,7 @@ def build_app(parts: Parts, upgrade: orders.Upgrade) -> ASGIApp:
     app.state.command_clients = CommandClients()
     app.state.http_meter = HttpMeter()
     app.state.finished = FinishedRequests()
+    app.state.request_memory = RequestMemory(parts.fleet, parts.keys)
     app.state.model_files = ModelFileReader()
     app.state.document = OpenApiDocument()
     authorized = AuthMiddleware(

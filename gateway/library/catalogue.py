@@ -17,6 +17,7 @@ from gateway.config.model_folders import DEMO_FOLDER, find_folder
 from gateway.config.read import Configuration
 from gateway.library.description import describe
 from gateway.library.folders import FoundModel, sizes
+from gateway.models.check_reports import CheckStatus
 from gateway.system.notation import nearest_model, suggestion
 
 
@@ -27,7 +28,8 @@ class ModelOnDisk(Struct, frozen=True, kw_only=True):
     has not ended. `path` is what is removed, `folder` where the files to load are, without links.
     `state` is that of the first of its ids. `configured` are the ids whose tables in the
     configuration name it. `name_holder` is the model that had its plain name before it. `system`
-    and `defaults` are the system prompts and parameters that are configured, by ids.
+    and `defaults` are the system prompts and parameters that are configured, by ids. `check` is the
+    result of its last check.
     """
 
     source: str
@@ -50,6 +52,7 @@ class ModelOnDisk(Struct, frozen=True, kw_only=True):
     name_holder: str | None = msgspec.field(name="name_kept_by")
     system: dict[str, str] = {}
     defaults: dict[str, str] = {}
+    check: CheckStatus | None = None
 
     @property
     def name(self) -> str:

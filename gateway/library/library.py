@@ -10,6 +10,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
 
+import msgspec
+
+from gateway.config.model import Model
+from gateway.config.model_settings import ModelSettings
 from gateway.library.catalogue import (
     ModelOnDisk,
     ServedModel,
@@ -28,6 +32,7 @@ from gateway.library.findings import LONGEST_QUERY, Findings, Room, rank_candida
 from gateway.library.hub_process import SEARCH_S, HubError, SearchJob, search_hub
 from gateway.library.pulls import Pulls
 from gateway.library.reference import words_of
+from gateway.models.check_reports import places_of
 from gateway.models.fleet import Fleet
 from gateway.models.model_supervisor import ModelSupervisor
 from gateway.models.reload import Reloader
@@ -134,7 +139,12 @@ class Library:
             _LOOK_S,
         )
         self._last_used.collect(lambda: self._fleet.roster.everyone)
-        return catalogue(found_models, configuration, self._served(), self._last_used.at)
+        entries = catalogue(found_models, configuration, self._served(), self._last_used.at)
+        reports = self._fleet.check_reports
+        return [
+            msgspec.structs.replace(entry, check=reports.status(places_of(self.model(entry))))
+            for entry in entries
+        ]
 
     async def find(self, name: str) -> ModelOnDisk:
         """Raises: Refusal: no model on the disks has this name, or the disks don't answer."""
@@ -143,6 +153,13 @@ class Library:
         if entry is None:
             raise Refusal("model_not_found", unknown(entries, name))
         return entry
+
+    def model(self, entry: ModelOnDisk) -> Model:
+        """The model of an entry: the first of those that are served, or one with the defaults."""
+        for model_id in entry.ids:
+            if (supervisor := self._fleet.roster.configured.get(model_id)) is not None:
+                return supervisor.model
+        return Model(entry.source, entry.source, ModelSettings(entry.source))
 
     def _home(self, name: str) -> str:
         """Where the model is that has this name, even if the model isn't served."""
@@ -174,6 +191,7 @@ class Library:
         aside = await self._beside(self._removals, lambda: put_aside(entry), _LOOK_S)
         await self._reloader.rediscover()
         await self._beside(self._removals, lambda: remove(aside, entry), _REMOVE_S)
+        await self._fleet.check_reports.forget(entry.source)
         self._fleet.events.emit(
             "removed", None, source=entry.source, reclaimed_bytes=entry.freed_bytes
         )

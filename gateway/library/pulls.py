@@ -15,6 +15,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 from msgspec import Struct
 
+from gateway.library.checks import Checks, ModelCheck
 from gateway.library.description import Outlook, outlook
 from gateway.library.hub_process import (
     Code,
@@ -28,6 +29,7 @@ from gateway.library.hub_process import (
     PullJob,
 )
 from gateway.library.reference import Reference, parse_reference
+from gateway.models.check_reports import CheckStatus
 from gateway.models.fleet import Fleet
 from gateway.models.reload import Reloader
 from gateway.system.lane import Lane
@@ -43,13 +45,14 @@ _RETRY_AFTER_S: Final = 60
 _REMEMBERED: Final = 50
 _END_S: Final = 10.0
 
-PullState: TypeAlias = Literal["preparing", "pulling", "done", "failed", "cancelled"]
+PullState: TypeAlias = Literal["preparing", "pulling", "checking", "done", "failed", "cancelled"]
 
 
 class PullStatus(Struct, frozen=True, kw_only=True):
     """The status of a pull; null means not known yet. `model` is the name in the request,
     `repository` the one that was found for it, and `offered_as` the id that requests can use once
-    it is done. `reason` says why it failed, or why no bytes arrive now.
+    it is done. `reason` says why it failed, why no bytes arrive now, or why the model that was
+    pulled isn't checked. `check` is the result of its check, if pulls are checked.
     """
 
     id: str
@@ -64,6 +67,7 @@ class PullStatus(Struct, frozen=True, kw_only=True):
     seconds_left: float | None = None
     outlook: Outlook | None = None
     offered_as: str | None = None
+    check: CheckStatus | None = None
     started_at: float
     ended_at: float | None = None
 
@@ -96,6 +100,8 @@ class Pull:
         self.process: HubProcess | None = None
         self.deaths = PullDeaths()
         self.accepted = False
+        # The check of the model that was pulled.
+        self.check: ModelCheck | None = None
         self.finished = False
         self.ended = asyncio.Event()
         self._changed = asyncio.Event()
@@ -114,9 +120,10 @@ class Pulls:
     threads of the processes call.
     """
 
-    def __init__(self, fleet: Fleet, reloader: Reloader, state_path: Path) -> None:
+    def __init__(self, fleet: Fleet, reloader: Reloader, checks: Checks, state_path: Path) -> None:
         self._fleet = fleet
         self._reloader = reloader
+        self._checks = checks
         self._state_path = state_path
         self._events = fleet.events
         self._ids = itertools.count(1)
@@ -186,8 +193,13 @@ class Pulls:
                 logger.warning("The pull of %s can't be resumed: %s", pull.model, refusal.message)
 
     async def cancel(self, pull: Pull) -> None:
-        """Cancel a pull. Return when its process has ended. Bytes that have arrived stay."""
+        """Cancel a pull. Return when its process has ended. Bytes that have arrived stay. After the
+        last byte only the check of the model is cancelled.
+        """
         if pull.status.over:
+            return
+        if pull.check is not None:
+            await self._checks.cancel(pull.check.model)
             return
         self._finish(pull, "cancelled")
         if pull.process is not None:
@@ -299,8 +311,22 @@ class Pulls:
         except (Refusal, OSError) as error:
             logger.warning("%s was pulled, but can't be offered: %s", repository, error)
             offered_as = None
-        if not pull.status.over:
-            self._finish(pull, "done", offered_as=offered_as)
+        if pull.status.over:
+            return
+        reason = None
+        if offered_as is not None and self._fleet.settings.hub.check_pulls:
+            reason = await self._check(pull, offered_as)
+        self._finish(pull, "done", reason, offered_as=offered_as)
+
+    async def _check(self, pull: Pull, model_id: str) -> str | None:
+        """Check the model that was pulled. Return a sentence if there is no verdict."""
+        pull.update(state="checking", bytes_per_s=None, seconds_left=None)
+        try:
+            pull.check = self._checks.start(self._fleet.roster.configured[model_id].model)
+            pull.update(check=(await pull.check.result()).status)
+        except Refusal as refusal:
+            return f"It is there, but wasn't checked: {refusal.message}"
+        return None
 
     def _id_of(self, repository: str) -> str | None:
         """The id of the model that is this repository; None: requests can't use the repository."""

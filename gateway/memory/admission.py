@@ -14,6 +14,7 @@ from typing import Final
 from gateway.config.model import Group, Groups
 from gateway.memory.admission_round import AdmissionRound
 from gateway.memory.allocation import NEVER, MemoryNeed, WorkerReading
+from gateway.memory.check_room import CheckRoom
 from gateway.memory.ledger import NOISE_BYTES, Claim, Decision, Ledger, MemoryOrders, Refuse
 from gateway.memory.reclaim import worth
 from gateway.system.memory_reading import Pressure
@@ -159,6 +160,10 @@ class Admission:
         """Keep `spare_bytes` for spares, after a worker without a model was measured."""
         self._wanted_spare_bytes = spare_bytes
 
+    def want_check(self, check: CheckRoom | None) -> None:
+        """Note the check that wants memory; None: there is none, or its process has ended."""
+        self.ledger.check = check
+
     # Decisions
 
     def decide(self, now: float) -> list[Decision]:
@@ -168,6 +173,7 @@ class Admission:
         """
         self.ledger.share_companions(self._claims)
         this_round = AdmissionRound(self.ledger, now, self._patience_s)
+        self._decide_on_check(this_round)
         self._decide_on_spare(this_round)
         this_round.take_stock()
         refused: list[Decision] = []
@@ -204,11 +210,14 @@ class Admission:
         return rounds[0], rounds[1]
 
     def relieve(self, now: float, *, all_idle: bool) -> list[Decision]:
-        """Give memory back to a machine that is short of memory. Call back the part of each loan
-        that no sequence needs. If no loan has such a part, evict the idle model with the least
-        `worth`; a model with reserved room goes last. With `all_idle` evict all idle models anyway.
+        """Give memory back to a machine that is short of memory. End a check. If there is none,
+        call back the part of each loan that no sequence needs. If no loan has such a part, evict
+        the idle model with the least `worth`; a model with reserved room goes last. With `all_idle`
+        do all of this.
         """
         orders = MemoryOrders(self.ledger, now)
+        if self.ledger.check is not None and self.ledger.check.end() and not all_idle:
+            return []
         lent = [
             allocation
             for allocation in self.ledger.steady
@@ -227,6 +236,28 @@ class Admission:
             for allocation in idle if all_idle else idle[:1]:
                 orders.evict(allocation, None)
         return orders.decisions
+
+    def _decide_on_check(self, this_round: AdmissionRound) -> None:
+        """Give a check memory that no model waits for, or end the check if a model has too little.
+        No model is evicted for a check. Claims end a check in their turn (`AdmissionRound.serve`).
+        """
+        ledger, check = self.ledger, self.ledger.check
+        if check is None:
+            return
+        free_bytes = ledger.free_bytes
+        short = [allocation for allocation in ledger.steady if allocation.short]
+        if check.granted_bytes:
+            wanted_bytes = sum(
+                allocation.need.wanted_bytes - allocation.limit_bytes for allocation in short
+            )
+            if free_bytes < 0 or wanted_bytes > free_bytes:
+                check.end()
+        elif self._claims or short:
+            return
+        elif check.least_bytes <= free_bytes:
+            check.grant(free_bytes)
+        else:
+            this_round.loans.recall_idle(check.least_bytes - free_bytes - ledger.coming_bytes)
 
     def _decide_on_spare(self, this_round: AdmissionRound) -> None:
         """Set the room of spares, which get only memory that no model waits for."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import msgspec
 from msgspec import Struct
 
 from gateway.config.model import Model
@@ -21,6 +22,7 @@ from gateway.config.model_folders import (
     hugging_face_cache,
 )
 from gateway.memory.admission import Admission
+from gateway.memory.check_room import CheckRoom
 from gateway.memory.commands import CommandEstimate, estimate_of_command, outline_of_command
 from gateway.memory.estimate import Estimate
 from gateway.memory.fitting import Learned, Outline, guess, outline_of, shortened, whole
@@ -34,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 # A disk that sleeps takes seconds to wake up.
 _ANSWER_S: Final = 10.0
+# What a check computes beside one sequence: other ways of the same text, and trials of repairs.
+_OF_CHECK_BYTES: Final = 1 << 30
 # These errors say that the system lacks resources now. They say nothing about the files.
 _SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 
@@ -208,6 +212,25 @@ class Estimator:
             return estimated.bytes
         possible_bytes = self._admission.ledger.possible_for(model.id)
         return shortened(estimated.estimate, possible_bytes).floor_bytes
+
+    async def check_room(self, model: Model) -> CheckRoom:
+        """The memory that a check of a model wants: at least the floor with `_OF_CHECK_BYTES`, and
+        if it is free also room for the whole context.
+
+        Raises:
+            UnreadableFilesError: the model's files can't be read now.
+        """
+        # A check computes the whole model in one process.
+        alone = msgspec.structs.replace(model.settings, local=1, ranks=())
+        estimated = await self._estimate(msgspec.structs.replace(model, settings=alone))
+        if not isinstance(estimated, Estimated):
+            bytes_ = estimated.bytes + _OF_CHECK_BYTES
+            return CheckRoom(model.id, bytes_, bytes_)
+        whole = estimated.estimate
+        floor_bytes = shortened(whole, self._admission.ledger.usable_bytes).floor_bytes
+        return CheckRoom(
+            model.id, floor_bytes + _OF_CHECK_BYTES, whole.whole_bytes + _OF_CHECK_BYTES
+        )
 
     async def outline(self, model: Model, company: dict[str, int]) -> Outline | None:
         """The outline of a model; None if its files aren't understood.

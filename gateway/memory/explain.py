@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from gateway.config.model import Group, label_of
 from gateway.memory.allocation import Allocation
+from gateway.memory.check_room import CheckRoom
 from gateway.memory.ledger import Claim, Ledger, Refuse, RefuseSequence
 from gateway.system.notation import format_size
 from gateway.system.refusal import Refusal
@@ -172,6 +173,21 @@ def no_room_for_sequence(ledger: Ledger, refused: RefuseSequence) -> Refusal:
     )
 
 
+def no_room_for_check(ledger: Ledger, check: CheckRoom) -> Refusal:
+    """Why a check gets no memory."""
+    if check.least_bytes > ledger.usable_bytes:
+        remedy = "It is more than the whole budget: raise memory.budget, or take a smaller model."
+    else:
+        remedy = "For a check no model is unloaded: unload one, or try again later."
+    return Refusal(
+        "insufficient_memory",
+        f"A check of {check.model_id!r} loads it into a process of its own, which needs "
+        f"{format_size(check.least_bytes)}; {format_size(max(0, ledger.free_bytes))} of "
+        f"{format_size(ledger.usable_bytes)} are free: {_who_holds(ledger)}. {remedy}",
+        lasting=True,
+    )
+
+
 def _who_holds(ledger: Ledger) -> str:
     return ", ".join(_holdings(ledger)) or "nothing is held"
 
@@ -182,5 +198,7 @@ def _holdings(ledger: Ledger) -> Iterator[str]:
         yield f"{allocation.model_id} is promised {format_size(allocation.committed_bytes)}{note}"
     if ledger.spare_bytes:
         yield f"the spare {format_size(ledger.spare_bytes)}"
+    if ledger.check is not None and ledger.check_bytes:
+        yield f"the check of {ledger.check.model_id} {format_size(ledger.check_bytes)}"
     if ledger.stranded_bytes:
         yield f"{format_size(ledger.stranded_bytes)} are stranded"

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from gateway.config.model import Group, Groups, reserved_bytes
 from gateway.memory.allocation import NEVER, Allocation
+from gateway.memory.check_room import CheckRoom
 
 
 class Claim(Struct):
@@ -53,6 +54,8 @@ class Ledger:
         self.undecided_bytes = 0
         # The room that is kept for spares now.
         self.spare_bytes = 0
+        # The check that has memory or waits for it.
+        self.check: CheckRoom | None = None
         self.groups = Groups()
         # The floors that are known: of members of groups, and of models that asked for memory.
         self.floors: dict[str, int] = {}
@@ -74,17 +77,26 @@ class Ledger:
     @property
     def committed_bytes(self) -> int:
         held = sum(allocation.committed_bytes for allocation in self._allocations.values())
-        return held + self.spare_bytes
+        return held + self.spare_bytes + self.check_bytes
+
+    @property
+    def check_bytes(self) -> int:
+        """The bytes that the process of a check may hold."""
+        return 0 if self.check is None else self.check.granted_bytes
 
     @property
     def coming_bytes(self) -> int:
-        """Bytes that are being freed, by the ends of models and by recalls."""
-        return sum(allocation.coming_bytes for allocation in self._allocations.values())
+        """Bytes that are being freed: by the ends of models and of a check, and by recalls."""
+        check_bytes = 0 if self.check is None else self.check.coming_bytes
+        return check_bytes + sum(
+            allocation.coming_bytes for allocation in self._allocations.values()
+        )
 
     @property
     def ending_bytes(self) -> int:
-        """The part of `coming_bytes` that ending models hold."""
-        return sum(
+        """The part of `coming_bytes` that ending models and an ending check hold."""
+        check_bytes = 0 if self.check is None else self.check.coming_bytes
+        return check_bytes + sum(
             allocation.committed_bytes
             for allocation in self._allocations.values()
             if allocation.ending

@@ -11,11 +11,12 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from gateway.config.model import Group
+from gateway.config.model import Group, Model
 from gateway.config.settings import Settings
 from gateway.memory import explain
 from gateway.memory.admission import Admission, Shortage
 from gateway.memory.allocation import Allocation, MemoryNeed, WorkerReading
+from gateway.memory.check_room import CheckRoom
 from gateway.memory.commands import loading_key
 from gateway.memory.estimate import Estimate
 from gateway.memory.estimator import AbsentError, Estimator, Known, UnreadableFilesError
@@ -118,6 +119,8 @@ class MemoryScheduler:
         self._decision: asyncio.Handle | None = None
         self._shortage = Shortage()
         self._frozen = False
+        # Set after each round of decisions, for a check that waits for one.
+        self._check_decided = asyncio.Event()
         # Models that wait because a host of their ranks can't be reached.
         self._out_of_reach: set[str] = set()
 
@@ -302,6 +305,45 @@ class MemoryScheduler:
         figures = forecast(self.admission, model_id, floors, scheduled.priority, self._clock.now())
         return msgspec.structs.replace(figures, outline=outline)
 
+    async def check_room(self, model: Model) -> CheckRoom:
+        """The memory that a check of a model wants.
+
+        Raises:
+            UnreadableFilesError: the model's files can't be read now.
+        """
+        return await self._estimator.check_room(model)
+
+    async def reserve_for_check(self, check: CheckRoom, within_s: float) -> None:
+        """Wait until the check has memory, which `free_from_check` frees.
+
+        Raises:
+            Refusal: no memory was free within this time. Nothing is evicted for a check.
+        """
+        self._check_decided.clear()
+        self.admission.want_check(check)
+        self.decide_soon()
+        try:
+            async with asyncio.timeout(within_s):
+                while not check.granted_bytes:
+                    await self._check_decided.wait()
+                    self._check_decided.clear()
+        except TimeoutError:
+            raise explain.no_room_for_check(self.ledger, check) from None
+        finally:
+            if not check.granted_bytes:
+                self.free_from_check()
+
+    async def until_needed(self, check: CheckRoom) -> None:
+        """Wait until a model needs the memory of the check, whose process must end then."""
+        while not check.ends:
+            self._check_decided.clear()
+            await self._check_decided.wait()
+
+    def free_from_check(self) -> None:
+        """Free the memory of a check, whose process has ended."""
+        self.admission.want_check(None)
+        self.decide_soon()
+
     def remark(self, model_id: str, requests: int) -> str | None:
         """A phrase on a loaded model in which so many `requests` wait for memory: why they wait, or
         that a loan of the model is being called back. None: neither is so.
@@ -422,6 +464,7 @@ class MemoryScheduler:
         budget = format_size(self.ledger.budget_bytes)
         for decision in self.admission.decide(self._clock.now()):
             self._execution.perform(decision, claims, f"the budget of {budget} has no room for it")
+        self._check_decided.set()
         for claim in self.admission.claims:
             waits = explain.waiting(self.ledger, claim)
             self._models[claim.model_id].explain_wait(waits)

@@ -18,6 +18,7 @@ from gateway.memory.forecast import misfits
 from gateway.memory.leak_check import LeakCheck, write_stranded
 from gateway.memory.scheduler import MemoryLimits, MemoryScheduler
 from gateway.models.cached_prompts import CachedPrompts
+from gateway.models.check_reports import CheckReports
 from gateway.models.disks import Disks
 from gateway.models.lifecycle import ModelEvent, State
 from gateway.models.model_memory import GatewayParts
@@ -72,8 +73,8 @@ class FleetStart(NamedTuple):
 class Fleet:
     """All models of a gateway. `phase` is the phase of the gateway, `roster` has the models,
     `upstreams` other servers with models of their own, `readings` the last measurements, `prompts`
-    the prompts on disk, `faults` the failures inside the gateway, and `lag` the delays of its event
-    loop.
+    the prompts on disk, `check_reports` the results of checks, `faults` the failures inside the
+    gateway, and `lag` the delays of its event loop.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class Fleet:
         )
         self._state_dir = state_dir
         self.prompts = CachedPrompts(state_dir.prompts, settings.prompt_cache)
+        self.check_reports = CheckReports(state_dir.checks_path)
         self.roster = Roster(
             models,
             self._new_supervisor,
@@ -150,6 +152,7 @@ class Fleet:
     def start(self, *, preload: bool = True) -> None:
         self.readings.start()
         self.prompts.start()
+        self.check_reports.start()
         self.hosts.start()
         self.upstreams.start()
         self.lag.watch(self._tasks)
@@ -306,6 +309,7 @@ class Fleet:
         await self.hosts.close()
         await self.upstreams.close()
         await self.prompts.close()
+        await self.check_reports.close()
         await self.scheduler.close()
         return await self.roster.release()
 
@@ -348,6 +352,7 @@ class Fleet:
         await self.readings.close()
         await self.disks.close()
         await self.prompts.close()
+        await self.check_reports.close()
         await self.roster.close()
         await self.scheduler.close()
         self._starter.close()

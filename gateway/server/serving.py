@@ -186,6 +186,7 @@ class GatewayServer:
         await parts.mailbox.close()
         await parts.reloader.close()
         await parts.pulls.close()
+        await parts.checks.close()
         await parts.last_used.close(lambda: parts.fleet.roster.everyone)
         await parts.recorder.close()
         await parts.fleet.stop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import threading
 from collections.abc import Iterator
 from importlib.metadata import version
 from typing import IO, Any, TypeVar
@@ -31,6 +32,14 @@ class Errand:
         """The order of type `kind` that standard input has up to its end."""
         return msgspec.json.decode(sys.stdin.buffer.read(), type=kind)
 
+    def read_line(self, kind: type[T]) -> T:
+        """The order of type `kind` on the first line of standard input. From now on this process
+        ends when standard input ends, as it does with the process that gave the order.
+        """
+        line = sys.stdin.buffer.readline()
+        threading.Thread(target=_end_with_input, name="input", daemon=True).start()
+        return msgspec.json.decode(line, type=kind)
+
     def orders(self, kind: Any) -> Iterator[Any]:
         """The orders of type `kind` on standard input, one a line."""
         decoder = msgspec.json.Decoder(kind)
@@ -44,3 +53,10 @@ class Errand:
     def answer(self, content: Struct) -> None:
         self._answers.write(msgspec.json.encode(content) + b"\n")
         self._answers.flush()
+
+
+def _end_with_input() -> None:
+    while os.read(0, 1):
+        pass
+    # Nobody reads the answers, and a computation on the GPU may take long.
+    os._exit(1)

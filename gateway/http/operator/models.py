@@ -83,6 +83,7 @@ def _body(fleet: Fleet, supervisor: ModelSupervisor, caller: Caller) -> ModelBod
         queue_depth=status.queue_depth,
         via=(fleet.upstreams.instance,),
         default_parameters=supervisor.model.settings.defaults.given,
+        check=status.check,
     )
 
 

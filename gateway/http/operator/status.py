@@ -41,6 +41,7 @@ from gateway.http.wire.command_bodies import (
     WorkerStatus,
 )
 from gateway.http.wire.openapi import NAMES_MODEL, Operation, Query, Routes
+from gateway.models.check_reports import places_of
 from gateway.models.fleet import Fleet, Phase
 from gateway.models.lifecycle import State
 from gateway.models.model_supervisor import ModelSupervisor
@@ -193,6 +194,12 @@ def model_status(supervisor: ModelSupervisor, fleet: Fleet) -> ModelStatus:
         ),
         sharers=[SharerStatus(*sharer) for sharer in supervisor.traffic.queue.sharers()],
         command=supervisor.model.is_command,
+        cache_proof=supervisor.cache_proof.state,
+        invalid_outputs=supervisor.invalid_outputs.count,
+        plain=supervisor.invalid_outputs.plain,
+        looped_answers=supervisor.traffic.meter.looped_answers,
+        repetition_stops=supervisor.traffic.meter.repetition_stops,
+        check=fleet.check_reports.status(places_of(supervisor.model)),
     )
 
 
@@ -279,6 +286,7 @@ def _memory_status(fleet: Fleet) -> MemoryStatus:
         total_bytes=host.total_bytes,
         budget_bytes=ledger.budget_bytes,
         granted_bytes=ledger.spare_bytes
+        + ledger.check_bytes
         + sum(allocation.limit_bytes for allocation in ledger.allocations),
         footprint_bytes=footprint_bytes,
         spare_bytes=_sum(spare.memory.footprint for spare in fleet.spares),

@@ -9,6 +9,8 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from gateway.models.check_reports import CheckStatus
+from gateway.workers.cache_proof import CacheProofState
 from gateway.workers.cause_of_death import LastExit, RepeatedDeath
 from protocol.life import Ability
 
@@ -27,7 +29,7 @@ class OpenAIErrorEnvelope(Struct):
 class MemoryStatus(Struct):
     """The machine's memory. The bytes of workers, spares, the gateway, others, stranded and
     available ones add up to the total, except for changes between two readings. `granted_bytes` are
-    the floors, the loans and the room of the spare.
+    the floors, the loans, and the room of the spare and of a check.
 
     Workers on a card with its own memory count there, with the card's budget and grants; in the
     machine's memory they are among the others. The card's bytes are null if no worker uses one.
@@ -123,6 +125,11 @@ class ModelStatus(Struct):
     called back and are still held. With `wanted_bytes` in all, no request would wait for memory.
     `repeated_deaths` are errors that workers die of again and again. Of the `sharers` that have
     requests the first has the next turn. `command`: its server is a program of the configuration.
+    `cache_proof` is null until something was proven of the prompt cache.
+    `invalid_outputs` counts answers, try by try, whose logits weren't finite or were all the same.
+    A `plain` worker has no quantized caches and makes no guesses. `looped_answers` repeated the
+    same tokens until they were cut off, the `repetition_stops` among them because of that.
+    `check` is the result of its last check.
     """
 
     id: str
@@ -149,6 +156,12 @@ class ModelStatus(Struct):
     repeated_deaths: list[RepeatedDeath] = []
     sharers: list[SharerStatus] = []
     command: bool = False
+    cache_proof: CacheProofState | None = None
+    invalid_outputs: int = 0
+    plain: bool = False
+    looped_answers: int = 0
+    repetition_stops: int = 0
+    check: CheckStatus | None = None
 
 
 class GroupStatus(Struct):
@@ -250,6 +263,7 @@ class ModelBody(Struct):
     its answers: text, embedding, score; null until it is loaded, and for a command, whose server
     doesn't tell. `prompt_cache` reveals something of other keys' prompts, so it is null for keys
     that don't share prompts. `default_parameters` (OpenRouter's name) are the configured ones.
+    `check` is the result of its last check.
     """
 
     id: str
@@ -274,6 +288,7 @@ class ModelBody(Struct):
     queue_depth: int | None = None
     via: tuple[str, ...] = ()
     default_parameters: dict[str, float] = {}
+    check: CheckStatus | None = None
 
     @property
     def is_upstreams(self) -> bool:
@@ -301,6 +316,12 @@ class OrderOptions(Struct, forbid_unknown_fields=True):
     force: bool = False
     hold: bool = False
     context_tokens: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
+
+
+class CheckOptions(Struct, forbid_unknown_fields=True):
+    """With `stream` the answer is a stream, with an event for each step of the check."""
+
+    stream: bool = False
 
 
 class UpgradeAnswer(Struct, frozen=True):

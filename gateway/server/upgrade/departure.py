@@ -98,6 +98,7 @@ class Departure:
         """
         parts = self._parts
         await parts.pulls.close()
+        await parts.checks.close()
         await parts.last_used.close(list)
         await parts.fleet.end_spares()
         self._successor.messages.send(Released(0, b""))

@@ -15,8 +15,9 @@ from hypothesis.stateful import (
 )
 
 from gateway.memory.admission import Admission
-from gateway.memory.admission_round import OVERGROWN_S
+from gateway.memory.admission_round import OVERGROWN_S, RECALL_S
 from gateway.memory.allocation import MemoryNeed, WorkerReading
+from gateway.memory.check_room import CheckRoom
 from gateway.memory.ledger import (
     Admit,
     Decision,
@@ -27,7 +28,7 @@ from gateway.memory.ledger import (
     Replace,
     Unanswered,
 )
-from gateway.memory.loans import REBALANCE_S, RECALL_S
+from gateway.memory.loans import REBALANCE_S
 
 # Above what the account takes for noise.
 UNIT = 64_000_000
@@ -174,6 +175,7 @@ class World(RuleBasedStateMachine):
     make: Callable[[], Admission] = staticmethod(lambda: Admission(BUDGET, PATIENCE_S, SPARE))
     steps = 0
     recalls = 0
+    checks = 0
 
     @initialize(
         floors=st.lists(st.integers(3, 120), min_size=2, max_size=MODELS),
@@ -191,6 +193,9 @@ class World(RuleBasedStateMachine):
         kinds: list[str],
     ) -> None:
         self.now = 0.0
+        # A check's process beside those of models, or one that waits for memory; and until when.
+        self.room: CheckRoom | None = None
+        self.room_until = 0.0
         self.story: deque[str] = deque(maxlen=60)
         self.admission = self.make()
         self.models = {
@@ -265,6 +270,28 @@ class World(RuleBasedStateMachine):
         """It obeys nothing any more."""
         self._model(number).lag_s = 10_000
 
+    @rule(
+        least=st.integers(1, 100),
+        more=st.integers(0, 20),
+        seconds=st.sampled_from((1, 10, 60)),
+    )
+    def a_check(self, least: int, more: int, seconds: int) -> None:
+        if self.room is None:
+            self.room = CheckRoom("check", least * UNIT, (least + more) * UNIT)
+            self.room_until = self.now + seconds
+            self.admission.want_check(self.room)
+        self._serve_all()
+
+    def _end_check(self) -> None:
+        """At its time, or soon after it was told to, and had its memory until then."""
+        if self.room is None:
+            return
+        if self.room.ends:
+            self.room_until = min(self.room_until, self.now + SLOWEST_S)
+        if self.now >= self.room_until:
+            self.room = None
+            self.admission.want_check(None)
+
     @rule(seconds=st.integers(1, 15))
     def time_passes(self, seconds: int) -> None:
         for _ in range(seconds):
@@ -272,8 +299,12 @@ class World(RuleBasedStateMachine):
 
     def _second(self) -> None:
         self.now += 1.0
+        self._end_check()
         for model in self.models.values():
             model.step()
+            if model.running and model.used > model.limit and model.obeys_at is None:
+                # It was told of bytes that its rows can't have any more: some leave the batch.
+                model.obeys_at = self.now + model.lag_s
             if model.obeys_at is not None and self.now >= model.obeys_at:
                 model.obey()
             if model.process == "loading" and self.now >= model.until:
@@ -376,6 +407,8 @@ class World(RuleBasedStateMachine):
                 assert model.process == "ready"
                 assert not model.pinned, "pinned models stay"
                 groups = self.admission.ledger.groups
+                held = self.room is not None and self.room.granted_bytes and not self.room.ends
+                assert groups.all or not held, "a check has the memory"
                 if groups.reserved(model.name) and other is not None:
                     asking = groups.companions(other) | {other}
                     assert model.name in groups.rivals(asking), "there is room for it"
@@ -435,7 +468,9 @@ class World(RuleBasedStateMachine):
             max(0, allocation.limit_bytes - self.models[allocation.model_id].limit)
             for allocation in ledger.allocations
         )
-        assert rights + ledger.spare_bytes <= BUDGET + beside + grown, "over the budget"
+        checked = 0 if self.room is None else self.room.granted_bytes
+        World.checks += checked > 0
+        assert rights + ledger.spare_bytes + checked <= BUDGET + beside + grown, "over the budget"
         assert {allocation.model_id for allocation in ledger.allocations} == {
             model.name for model in alive
         }
@@ -512,5 +547,7 @@ class World(RuleBasedStateMachine):
         for model in self.models.values():
             if model.process is not None:
                 self._end(model)
+        self.room_until = self.now
+        self._end_check()
         self.admission.decide(self.now)
         assert self.admission.ledger.free_bytes == BUDGET - SPARE, "something leaks"

@@ -1,5 +1,6 @@
 // Each model: how it is, what it holds, and what can be done to it.
 
+import { useCheck } from "./check.js";
 import { Confirm } from "./confirm.js";
 import { Failure } from "./failure.js";
 import { bytes, count, counted, duration, rate, share } from "./format.js";
@@ -64,13 +65,15 @@ function rank(model) {
 }
 
 function Resting({ model, error, onVerb }) {
+  const check = useCheck(model);
   return html`
     <li data-model=${model.id}>
       <span class="name">${model.id}</span>
       <span class=${`state ${model.state}`}>${model.state}</span>
       ${model.command && html`<span class="tag">command</span>`}
       ${model.reason && html`<span class="reason">${model.reason}</span>`}
-      <${Actions} model=${model} onVerb=${onVerb} />
+      <${Actions} model=${model} onVerb=${onVerb}>${check.button}<//>
+      ${check.view}
       <${OrderFailure} model=${model} error=${error} />
     </li>
   `;
@@ -82,6 +85,7 @@ const NOTHING = ["0", "0 B"];
 
 function Model({ model, error, onVerb }) {
   const { worker } = model;
+  const check = useCheck(model);
   const facts = [
     ["Tokens/s", worker ? rate(worker.tokens_per_s ?? 0) : "–"],
     ["Floor", bytes(model.floor_bytes)],
@@ -119,7 +123,8 @@ function Model({ model, error, onVerb }) {
         `, oldest request ${duration(model.oldest_active_s)}`}
       </p>`}
       ${model.last_exit && html`<${LastExit} exit=${model.last_exit} shown=${model.reason} />`}
-      <${Actions} model=${model} onVerb=${onVerb} />
+      ${check.view}
+      <${Actions} model=${model} onVerb=${onVerb}>${check.button}<//>
       <${OrderFailure} model=${model} error=${error} />
     </li>
   `;
@@ -131,7 +136,7 @@ function OrderFailure({ model, error }) {
   return html`<${Failure} error=${known ? { message: "The load failed." } : error} onClose=${error?.close} />`;
 }
 
-function Actions({ model, onVerb }) {
+function Actions({ model, onVerb, children }) {
   return html`
     <div class="actions">
       ${verbs(model).map(
@@ -142,6 +147,7 @@ function Actions({ model, onVerb }) {
           </button>
         `,
       )}
+      ${children}
       <a class="button" href=${`#logs/${model.id}`} aria-label=${`Logs of ${model.id}`}>Logs</a>
     </div>
   `;

@@ -1,6 +1,7 @@
 // Models that come from the hub. Nothing is shown where the gateway can't pull.
 
 import { ask, askJson } from "./api.js";
+import { result } from "./check.js";
 import { Failure } from "./failure.js";
 import { bytes, duration } from "./format.js";
 import { html, useEffect, useRef, useState } from "./html.js";
@@ -100,6 +101,7 @@ function Pull({ pull, onPull, onCancel, onLoad }) {
         </p>
       `}
       ${pull.outlook && html`<p class="sum">${pull.outlook.sentence}</p>`}
+      ${pull.check && html`<p class=${pull.check.faults ? "bad" : "sum"}>Its check: ${result(pull.check)}.</p>`}
       ${pull.offered_as && html`<p class="sum">It is served as <code>${pull.offered_as}</code>.</p>`}
       <div class="actions">
         ${pull.offered_as &&

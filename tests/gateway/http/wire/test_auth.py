@@ -191,6 +191,7 @@ READ = {
     "/admin/v1/history",
     "/admin/v1/keys",
     "/admin/v1/live",
+    "/admin/v1/models/{model_id:path}/check",
     "/admin/v1/pulls",
     "/admin/v1/requests",
     "/admin/v1/requests/finished",

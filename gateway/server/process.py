@@ -1,4 +1,6 @@
-"""The gateway's process: its parts, the record of its starts, and how the process ends."""
+"""The gateway's process: its parts, the record of its starts, and its last steps once `serving` has
+drained and stopped everything.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +29,7 @@ from gateway.http.openai.stored_answers import ChatFamily
 from gateway.http.passing.forms import FormFiles
 from gateway.http.wire.access_log import spans
 from gateway.http.wire.connection_limits import ConnectionLimiter, capacity
+from gateway.library.checks import Checks
 from gateway.library.finder import Finder
 from gateway.library.library import LastUsed, Library
 from gateway.library.pulls import Pulls
@@ -214,7 +217,8 @@ class _GatewayProcess:
             setup.certificates,
             setup.finder.with_found,
         )
-        pulls = Pulls(fleet, reloader, state_dir.pulls_path)
+        checks = Checks(fleet)
+        pulls = Pulls(fleet, reloader, checks, state_dir.pulls_path)
         last_used = LastUsed(state_dir.used_path)
         library = Library(setup.finder, fleet, reloader, pulls, last_used)
         families: dict[Api, AnswerFamily] = {"chat": ChatFamily(), "responses": ResponseFamily()}
@@ -230,6 +234,7 @@ class _GatewayProcess:
             setup.keys,
             limiter,
             pulls,
+            checks,
             library,
             last_used,
             Recorder(state_dir.history_path, fleet),

@@ -1,0 +1,151 @@
+"""bulkhead check"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Final
+
+import click
+from msgspec.structs import replace
+from rich.text import Text
+
+from gateway.cli.child_gateway import FOLDER_ID, asks_gateway, folder_gateway
+from gateway.cli.client import GatewayClient, quoted
+from gateway.cli.failure import CommandError, NoSuchModelError
+from gateway.cli.models import located
+from gateway.cli.options import json_option, model_argument, names_gateway
+from gateway.cli.output import (
+    plural,
+    print_json,
+    print_marked,
+    printable,
+    stderr_console,
+    stdout_console,
+)
+from gateway.http.wire.command_bodies import CheckOptions
+from gateway.models.check_reports import CheckReport
+from protocol.check import Owner, SectionDone, Severity, Verdict
+
+# As of doctor: statuses 2 to 4 have the same meaning in every verb.
+EXIT_STATUS: Final[dict[Verdict, int]] = {"ok": 0, "warnings": 5, "faults": 1}
+_STYLES: Final[dict[Severity, str]] = {"fault": "bold red", "warning": "yellow", "note": "cyan"}
+_OWNERS: Final[dict[Owner, str]] = {
+    "model": "the model's",
+    "conversion": "the conversion's",
+    "bulkhead": "Bulkhead's",
+}
+
+
+@click.command("check")
+@model_argument
+@json_option
+@asks_gateway
+def check_command(gateway: GatewayClient, *, model: str, as_json: bool) -> None:
+    """Check whether a model is whole, and computes and answers as it should.
+
+    MODEL is an id, a repository or a folder. A process beside those that serve loads it for a
+    minute, and nothing is unloaded for that. Each finding says what is wrong, with evidence and a
+    remedy, and whether the fault is the model's, its conversion's or Bulkhead's. Ctrl-C cancels.
+
+    Ends with status 0 if nothing is wrong, 5 if there are warnings, 1 if there are faults.
+    """
+    report = _report(gateway, model, quiet=as_json)
+    if report.verdict is None:
+        raise CommandError(report.reason or f"The check was {report.state}.")
+    if as_json:
+        print_json(report)
+    else:
+        _print_findings(report)
+    raise click.exceptions.Exit(EXIT_STATUS[report.verdict])
+
+
+def _report(gateway: GatewayClient, model: str, *, quiet: bool) -> CheckReport:
+    """The report of the gateway, or for a folder that it doesn't list, of a temporary one."""
+    try:
+        return _checked(gateway, model, quiet=quiet)
+    except NoSuchModelError:
+        source = None if names_gateway() else located(model)
+        if source is None:
+            raise
+    try:
+        # The gateway may know the absolute path.
+        return _checked(gateway, source, quiet=quiet)
+    except NoSuchModelError:
+        with folder_gateway(source) as temporary:
+            return replace(_checked(temporary, FOLDER_ID, quiet=quiet), model=model)
+
+
+def _checked(gateway: GatewayClient, model: str, *, quiet: bool) -> CheckReport:
+    """Check a model, and print each section when it ends, unless `quiet`."""
+    root = "/" if model.startswith("/") else ""
+    path = f"/admin/v1/models/{root}{quoted(model.removeprefix('/'), model)}/check"
+    with (
+        _cancelled_by_interrupt(gateway, path),
+        gateway.stream("POST", path, CheckOptions(stream=True)) as events,
+    ):
+        reports = (
+            gateway.read(event.data, CheckReport) for event in events if event.kind == "check"
+        )
+        last = None
+        with contextlib.closing(_SectionView(quiet=quiet)) as view:
+            for last in reports:
+                view.show(last)
+    if last is None or not last.over:
+        raise CommandError("The gateway has ended, and the check with it.")
+    return last
+
+
+@contextlib.contextmanager
+def _cancelled_by_interrupt(gateway: GatewayClient, path: str) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        with contextlib.suppress(CommandError):
+            gateway.send("DELETE", path)
+        click.echo("bulkhead: Cancelled.", err=True)
+        raise
+
+
+class _SectionView:
+    """Prints the sections of a check as they end, and on a terminal what it does meanwhile."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._shown = 0
+        self._console = stdout_console()
+        errors = stderr_console()
+        self._spinner = errors.status("") if errors.is_terminal and not quiet else None
+        if self._spinner is not None:
+            self._spinner.start()
+
+    def close(self) -> None:
+        if self._spinner is not None:
+            self._spinner.stop()
+
+    def show(self, report: CheckReport) -> None:
+        if self._spinner is not None:
+            self._spinner.update(Text(printable(f"{report.model}: {report.reason or 'checking'}")))
+        for section in () if self._quiet else report.sections[self._shown :]:
+            self._console.print(_section_line(section), soft_wrap=not self._console.is_terminal)
+        self._shown = len(report.sections)
+
+
+def _section_line(section: SectionDone) -> Text:
+    took = f"{section.seconds:.1f} s" if section.ran else "-"
+    return Text(f"{section.section:<10} {took:>7}  {printable(section.summary)}")
+
+
+def _print_findings(report: CheckReport) -> None:
+    console = stdout_console()
+    for finding in report.findings:
+        print_marked(
+            console,
+            Text(finding.severity, _STYLES[finding.severity]),
+            f"{finding.section}: {finding.what} {finding.evidence} ({_OWNERS[finding.owner]})",
+        )
+        if finding.remedy:
+            print_marked(console, Text(""), f"-> {finding.remedy}")
+    found = f"{plural(report.faults, 'fault')}, {plural(report.warnings, 'warning')}"
+    result = "Nothing is wrong" if report.verdict == "ok" else found
+    console.print(Text(printable(f"{report.model}: {result}.")))
