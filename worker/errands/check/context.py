@@ -27,7 +27,7 @@ def check_the_context(subject: Subject) -> Findings:
     subject.chat  # noqa: B018  # Only a model that chats is asked.
     own = loaded.context_tokens or _LEAST_TOKENS
     force = min(subject.order.context_tokens or own, own)
-    runner = Runner(loaded)
+    runner = Runner(subject)
     began_at = time.monotonic()
     short = min(_SHORT_TOKENS, force - _ANSWER_TOKENS)
     prompt = _prompt(subject, short, 0.5)

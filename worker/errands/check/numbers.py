@@ -19,7 +19,7 @@ from protocol.check import CheckFinding
 from protocol.model_files import encoder_of
 from protocol.model_folder import weight_files
 from worker.errands.check.files import listed
-from worker.errands.check.loss import PlainText
+from worker.errands.check.loss import PlainText, TooSlowError
 from worker.errands.check.repairs import (
     Repair,
     head_repairs,
@@ -31,7 +31,7 @@ from worker.errands.check.repairs import (
     skipped,
     whole_repairs,
 )
-from worker.errands.check.subject import Findings, Subject, Teller
+from worker.errands.check.subject import Findings, InvalidNumbersError, Subject, Teller
 from worker.errands.check.weights import MatrixFigures, alike, kind_of, matrices, outliers, size
 
 TELL: Final = Teller("numbers")
@@ -46,8 +46,10 @@ _UNUSUAL_LOSS: Final = 4.5
 _BROKEN_LOSS: Final = 6.5
 # Norms and matrices of neighbouring layers differ by less.
 _OUTLIER: Final = math.log(1.6)
+# How far the logarithm of a factor may be from that of 2.
+_ROUND: Final = 0.2
 # How alike the use of the residual stream is: of a foreign layer, and of usual ones.
-_FOREIGN: Final = 0.08
+_FOREIGN: Final = 0.12
 _USUAL: Final = 0.3
 _MOST_TRIED: Final = 12
 # The share of the check's time for repairs.
@@ -63,7 +65,7 @@ def check_the_numbers(subject: Subject) -> Findings:
             f"{len(broken)} tensors have NaN or infinity: {listed(broken)}.",
             _PULL,
         )
-        return "The weights have numbers that nothing can be computed with."
+        raise InvalidNumbersError
     width = int(subject.text_config.get("hidden_size") or 0)
     figures = list(matrices(model, width))
     random = [matrix for matrix in figures if matrix.is_random]
@@ -72,7 +74,11 @@ def check_the_numbers(subject: Subject) -> Findings:
     if encoder_of(subject.config) is not None or subject.loaded.is_headless:
         yield from _outliers_alone(figures, model)
         return f"{len(figures)} matrices were looked at."
-    search = _Search(subject, figures)
+    try:
+        search = _Search(subject, figures)
+    except TooSlowError:
+        yield from _outliers_alone(figures, model)
+        return f"{len(figures)} matrices were looked at; this device is too slow for a text."
     if len(random) * 2 < len(figures):
         yield from search.findings()
     if not search.explained and not random:
@@ -109,9 +115,13 @@ def _outliers_alone(figures: list[MatrixFigures], model: Any) -> Iterator[CheckF
     foreign = _foreign(figures)
     for layer in foreign:
         yield _foreign_finding(layer, foreign[layer], "")
-    for suspect in _suspects(figures, model):
-        if suspect.layer not in foreign:
-            yield _scaled_finding(suspect, "")
+    for suspect in _suspects([], model):
+        if suspect.layer not in foreign and _is_round(suspect.factor):
+            yield TELL.warning(
+                f"{suspect.name} may be scaled wrongly.",
+                f"Its numbers are {suspect.factor:.2g} times those of the layers beside it.",
+                _PULL,
+            )
     yield from _biases(model)
 
 
@@ -168,6 +178,12 @@ def _suspects(figures: list[MatrixFigures], model: Any) -> list[_Suspect]:
     return sorted(suspects, key=lambda suspect: -abs(math.log(suspect.factor)))
 
 
+def _is_round(factor: float) -> bool:
+    """Whether a factor is one that mistakes have: two or a half, or far from 1."""
+    distance = abs(math.log2(factor))
+    return abs(distance - 1) < _ROUND or distance > 2
+
+
 def _scaled_finding(suspect: _Suspect, more: str) -> CheckFinding:
     return TELL.fault(
         f"{suspect.name} is scaled wrongly.",
@@ -216,6 +232,7 @@ class _Search:
             self._model,
             lambda text: list(tokenizer.encode(text, add_special_tokens=False)),
             first,
+            subject.left_s * _REPAIR_SHARE,
         )
         self.explained = False
 

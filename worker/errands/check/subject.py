@@ -33,6 +33,10 @@ class SectionSkipped(Exception):
     """A section has nothing to look at. The text says why, as a sentence."""
 
 
+class InvalidNumbersError(Exception):
+    """The model's numbers aren't finite, or are all the same. Nothing more can be asked of it."""
+
+
 @dataclass(frozen=True)
 class Teller:
     """Makes the findings of one section."""

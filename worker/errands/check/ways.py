@@ -26,10 +26,9 @@ _DRIFT: Final = 0.5
 
 
 def check_the_ways(subject: Subject) -> Findings:
-    loaded = subject.writer
     ids = list(subject.tokenizer.encode(TEXT))
     prompts = [ids[: _PROMPT_TOKENS - 4 * row] for row in range(_ROWS)]
-    runner = Runner(loaded, cached=True, rows=_ROWS)
+    runner = Runner(subject, cached=True, rows=_ROWS)
     cold = runner.answers(prompts[:1], _TOKENS)[0]
     yield from _same("from the prompt cache", cold, runner.answers(prompts[:1], _TOKENS)[0])
     alone = runner.alone
@@ -43,11 +42,11 @@ def check_the_ways(subject: Subject) -> Findings:
         )
     elif subject.left_s > 0:
         tried.append(f"in a batch of {_ROWS}")
-        batch = Runner(loaded, rows=_ROWS)
+        batch = Runner(subject, rows=_ROWS)
         yield from _same(tried[-1], cold, batch.answers(prompts, _TOKENS)[0])
         batch.close()
         tried.append("with guesses")
-        guessing = Runner(loaded, guesses=True)
+        guessing = Runner(subject, guesses=True)
         yield from _same(tried[-1], cold, guessing.answers(prompts[:1], _TOKENS)[0])
         guessing.close()
     drifts = []
@@ -55,7 +54,7 @@ def check_the_ways(subject: Subject) -> Findings:
         if subject.left_s <= 0:
             break
         try:
-            quantized = Runner(loaded, kv_bits=bits)
+            quantized = Runner(subject, kv_bits=bits)
         except ModelError:
             break
         drift = _drift(cold, quantized.answers(prompts[:1], _TOKENS)[0])

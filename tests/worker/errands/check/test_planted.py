@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from worker.errands.check.chat import check_the_template
 from worker.errands.check.files import check_the_files
 from worker.errands.check.numbers import check_the_numbers
 from worker.errands.check.parser import check_the_parser
-from worker.errands.check.subject import Findings, Subject
+from worker.errands.check.subject import Findings, InvalidNumbersError, Subject
 from worker.errands.check.tokens import check_the_tokenizer
 from worker.errands.check.vectors import check_the_vectors
 
@@ -92,7 +93,12 @@ SLOW = [
 
 
 def found(case_section: Section, folder: Path) -> list[CheckFinding]:
-    return list(case_section(Subject(CheckModel(str(folder), seconds=_SECONDS), folder)))
+    subject = Subject(CheckModel(str(folder), seconds=_SECONDS), folder)
+    findings: list[CheckFinding] = []
+    with suppress(InvalidNumbersError):
+        for finding in case_section(subject):
+            findings.append(finding)  # noqa: PERF402  # They are kept if the section ends early.
+    return findings
 
 
 def name_of(case: Case) -> str:
