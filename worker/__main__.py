@@ -28,7 +28,13 @@ from typing import Final
 # attention and 0.8 s without; with it 32 streams ran at 0.7 of the speed (MLX 0.32.4).
 _BACK_END: Final = {"MLX_CUDA_USE_CUDNN_SDPA": "0"}
 # For each errand the file of `worker/errands/` that has its function.
-_ERRANDS: Final = {"examine": "models", "measure": "models", "compare": "models", "probe": "probe"}
+_ERRANDS: Final = {
+    "examine": "models",
+    "measure": "models",
+    "compare": "models",
+    "probe": "probe",
+    "check": "check.conductor",
+}
 
 
 def _pin_package(name: str, root: Path) -> None:

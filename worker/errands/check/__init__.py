@@ -1,0 +1,1 @@
+"""The errand that checks one model wholly, section after section."""
