@@ -71,16 +71,12 @@ def gateway(
     assert running.stop() == 0, running.log
 
 
-@pytest.fixture(autouse=True)
-def let_go(flag: Path) -> Iterator[None]:
-    yield
-    flag.unlink(missing_ok=True)
-
-
 @pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
+def pool(flag: Path) -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(4) as running:
         yield running
+        # The answers of checks that are held would never come.
+        flag.unlink(missing_ok=True)
 
 
 def check(gateway: Gateway, model: str = "demo") -> httpx.Response:
@@ -117,26 +113,24 @@ def hold_one(
 
 
 def test_a_whole_model_is_told_to_be_right_wherever_it_stands(gateway: Gateway) -> None:
-    assert gateway.client.get(PATH.format("demo")).status_code in (200, 404)
     report = check(gateway).raise_for_status().json()
-    assert (report["state"], report["verdict"], report["faults"]) == ("done", "ok", 0), report
-    assert [part["section"] for part in report["sections"]][:4] == [
-        *("files", "tokenizer", "template", "parser")
-    ]
+    assert (report["state"], report["reason"]) == ("done", None)
+    assert report["verdict"] in ("ok", "warnings"), report["findings"]
+    assert all(part["ran"] for part in report["sections"] if part["section"] != "vectors")
     assert report["environment"]["mlx_version"]
     status = gateway.model()["check"]
-    assert (status["verdict"], status["stale"]) == ("ok", False)
+    assert (status["verdict"], status["stale"]) == (report["verdict"], False)
     assert gateway.client.get("/v1/models/demo").json()["check"] == status
     assert shown(gateway) == report
     event = gateway.events("checked")[-1]
-    assert (event["model"], event["state"], event["verdict"]) == ("demo", "done", "ok")
+    assert (event["model"], event["state"], event["verdict"]) == ("demo", "done", report["verdict"])
     assert gateway.model()["state"] == "unloaded", "nothing was loaded for it"
     assert not processes(gateway.pid)
 
 
 def test_a_missing_shard_is_named_before_anything_is_loaded(gateway: Gateway) -> None:
     reports = followed(gateway, "shardless")
-    assert [report["state"] for report in reports][0] == "waiting"
+    assert reports[0]["state"] == "waiting"
     last = reports[-1]
     assert (last["state"], last["verdict"]) == ("done", "faults")
     fault = next(finding for finding in last["findings"] if finding["severity"] == "fault")
@@ -159,7 +153,8 @@ def test_a_second_check_of_a_model_joins_and_one_of_another_waits(
 ) -> None:
     first, process = hold_one(gateway, flag, pool)
     second, other = pool.submit(check, gateway), pool.submit(check, gateway, "shardless")
-    eventually(lambda: shown(gateway, "shardless")["reason"] == "another model is being checked")
+    waits = "another model is being checked"
+    eventually(lambda: waits in gateway.client.get(PATH.format("shardless")).text)
     assert [child.pid for child in processes(gateway.pid)] == [process.pid]
     flag.unlink()
     assert first.result().json() == second.result().json()
@@ -199,13 +194,13 @@ def test_the_death_of_a_check_is_a_fault(
 def test_a_stream_beside_a_check_has_the_same_text(
     gateway: Gateway, pool: ThreadPoolExecutor
 ) -> None:
-    asked = {"max_tokens": 400, "temperature": 0.0}
+    asked: dict[str, Any] = {"max_tokens": 400, "temperature": 0.0}
     gateway.load()
     pid, text = gateway.worker_pid(), gateway.say("Tell a story.", **asked)
     checked = pool.submit(check, gateway)
     eventually(lambda: processes(gateway.pid), START_S)
     assert gateway.say("Tell a story.", **asked) == text
-    assert checked.result().json()["verdict"] == "ok"
+    assert checked.result().json()["state"] == "done"
     assert gateway.worker_pid() == pid
     assert gateway.model()["restarts"] == 0
     gateway.order("unload").raise_for_status()
@@ -262,7 +257,6 @@ def test_a_check_has_free_memory_alone_and_gives_way(
 def test_a_check_ends_with_its_gateway(
     tmp_path: Path, pool: ThreadPoolExecutor, number: signal.Signals
 ) -> None:
-    # The flag holds the check after its order, so that it watches its input.
     gateway = Gateway()
     answer = pool.submit(check, gateway)
     (process,) = eventually(lambda: processes(gateway.pid), START_S)

@@ -48,9 +48,10 @@ def test_no_model_is_evicted_for_a_check() -> None:
     assert "no model is unloaded" in sentence
     account.want_check(CheckRoom("m", 200 * UNIT, 200 * UNIT))
     assert account.ledger.check is not None
-    assert "raise memory.budget" in explain.no_room_for_check(
-        account.ledger, account.ledger.check
-    ).message
+    assert (
+        "raise memory.budget"
+        in explain.no_room_for_check(account.ledger, account.ledger.check).message
+    )
 
 
 def test_an_idle_loan_is_called_back_for_a_check() -> None:
