@@ -17,6 +17,7 @@ import pytest
 
 from tests.support.faults import after_import, sitecustomize
 from tests.support.gateway import START_S, Gateway, eventually, gone
+from tests.support.hub import Hub
 from tests.support.shapes import DEMO
 
 pytestmark = pytest.mark.slow
@@ -115,7 +116,9 @@ def hold_one(
 def test_a_whole_model_is_told_to_be_right_wherever_it_stands(gateway: Gateway) -> None:
     report = check(gateway).raise_for_status().json()
     assert (report["state"], report["reason"]) == ("done", None)
-    assert report["verdict"] in ("ok", "warnings"), report["findings"]
+    faults = [finding for finding in report["findings"] if finding["severity"] == "fault"]
+    # The demo model is too small to judge its numbers by those of others.
+    assert {fault["section"] for fault in faults} <= {"numbers"}
     assert all(part["ran"] for part in report["sections"] if part["section"] != "vectors")
     assert report["environment"]["mlx_version"]
     status = gateway.model()["check"]
@@ -268,3 +271,27 @@ def test_a_check_ends_with_its_gateway(
         assert gateway.stop() == 0, gateway.log
     else:
         gateway.stop()
+
+
+def test_a_pulled_model_is_checked_if_that_is_configured(tmp_path: Path) -> None:
+    files = {path.name: path.read_bytes() for path in DEMO.iterdir() if path.is_file()}
+    with Hub({"org/small": files}) as hub:
+        gateway = Gateway(
+            models=(),
+            config=f'[hub]\nendpoint = "{hub.url}"\ncheck_pulls = true\n[memory]\nbudget = "4GB"\n',
+            environment={"HF_HUB_CACHE": str(tmp_path / "cache")},
+        )
+        try:
+            started = gateway.client.post("/admin/v1/pulls", json={"model": "org/small"}).json()
+            text = gateway.client.get(f"/admin/v1/pulls/{started['id']}").text
+            lines = [line for line in text.splitlines() if line.startswith("data: ")]
+            states = [json.loads(line[6:]) for line in lines]
+            assert "checking" in [pull["state"] for pull in states]
+            last = states[-1]
+            assert (last["state"], last["reason"], last["offered_as"]) == ("done", None, "small")
+            (entry,) = gateway.client.get("/admin/v1/library").json()["models"]
+            assert last["check"] == entry["check"] == gateway.model("small")["check"]
+            gateway.client.delete("/admin/v1/library/org/small").raise_for_status()
+            assert "org/small" not in (gateway.state_dir / "checks.json").read_text()
+        finally:
+            assert gateway.stop() == 0, gateway.log
