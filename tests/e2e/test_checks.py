@@ -144,7 +144,7 @@ def test_a_missing_shard_is_named_before_anything_is_loaded(gateway: Gateway) ->
     assert gateway.model("shardless")["check"]["faults"] == last["faults"]
 
 
-def test_what_can_not_be_checked_is_refused(gateway: Gateway) -> None:
+def test_a_command_or_an_unknown_model_is_refused(gateway: Gateway) -> None:
     refused = check(gateway, "program")
     assert (refused.status_code, "is a command" in refused.text) == (400, True)
     assert check(gateway, "nobody").status_code == 404
