@@ -1,7 +1,7 @@
-"""`python -m bench.crowd`: many streams at once where memory is free, with default settings.
+"""`python -m bench.crowd`: many streams at once, with default settings and enough free memory.
 
-The model has little weight and large caches, 32 KB a token, so that memory decides. Bulkhead and
-mlx-lm's BatchGenerator take turns on the same prompts.
+The model has small weights and large caches, 32 KB a token: Bulkhead must lend much memory before
+all streams run. Bulkhead and mlx-lm's BatchGenerator take turns on the same prompts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _short(chance: random.Random, streams: int) -> list[list[int]]:
 
 
 def _mixed(chance: random.Random, streams: int) -> list[list[int]]:
-    """One in eight is as long as the longest."""
+    """Prompts of unlike lengths. Only each eighth has the greatest length."""
     lengths = [_LENGTHS[-1] if i % 8 == 0 else chance.choice(_LENGTHS[:-1]) for i in range(streams)]
     return [[chance.choice(_VOCABULARY) for _ in range(length)] for length in lengths]
 
@@ -74,14 +74,18 @@ def main() -> int:
         try:
             for name in parsed.case or _CASES:
                 rounds = []
-                # The first is thrown away: it loads the model.
+                # The first round loads the model, and doesn't count.
                 for _ in range(parsed.rounds + 1):
                     prompts = _CASES[name](chance, parsed.streams)
                     turns = [(raw, prompts), (bulkhead, prompts)]
                     if name == _SAMPLED:
-                        # Each with settings of its own, and then again without.
-                        different = sampled(prompts)
-                        turns = [(raw, different), (bulkhead, different), (bulkhead, prompts)]
+                        # Each stream has settings of its own. The last turn is greedy, to compare.
+                        with_settings = sampled(prompts)
+                        turns = [
+                            (raw, with_settings),
+                            (bulkhead, with_settings),
+                            (bulkhead, prompts),
+                        ]
                     rounds.append(
                         tuple(subject.generate(values, parsed.tokens) for subject, values in turns)
                     )
@@ -100,14 +104,14 @@ def main() -> int:
 def _build(folder: Path, parsed: argparse.Namespace) -> Path:
     if parsed.half_billion:
         return built_model(parsed, folder / "half-billion", HALF_BILLION)
-    # Not above: it imports MLX, which takes hold of a GPU.
+    # This imports MLX, which takes hold of a GPU, and isn't needed for other models.
     from tests.support.shapes import wide_cache
 
     return wide_cache(folder / "wide")
 
 
 def _show(name: str, generations: tuple[Generation, ...]) -> None:
-    """Progress, on stderr: the table alone is the output."""
+    """Show the progress on stderr, since only the table may go to stdout."""
     shown = ", ".join(
         f"{run.tokens_per_s:.0f} tokens/s, first within {max(run.first_token_s):.2f} s"
         for run in generations
@@ -116,10 +120,12 @@ def _show(name: str, generations: tuple[Generation, ...]) -> None:
 
 
 def _row(name: str, rounds: list[tuple[Generation, ...]]) -> str:
-    first = [
-        statistics.median(max(g.first_token_s) for g in pair) for pair in zip(*rounds, strict=True)
-    ]
-    rate = [statistics.median(g.tokens_per_s for g in pair) for pair in zip(*rounds, strict=True)]
+    """A row of the table. Each round has the generations of mlx-lm and of Bulkhead, and of
+    Bulkhead's greedy turn if the case is sampled.
+    """
+    subjects = list(zip(*rounds, strict=True))
+    first = [statistics.median(max(run.first_token_s) for run in runs) for runs in subjects]
+    rate = [statistics.median(run.tokens_per_s for run in runs) for runs in subjects]
     of_greedy = f"{rate[1] / rate[2]:.2f}" if len(rate) > 2 else ""
     return (
         f"| {name} | {first[1]:.2f} | {first[0]:.2f} | {first[1] / first[0]:.2f} "

@@ -1,9 +1,10 @@
 """The model of a measurement: the options that choose it, models of random weights, and copies that
 never end an answer.
 
-The tiny model is so small that what stands in front of the engine decides: on a CPU even the demo
-model's arithmetic takes most of the time, and every server looks alike. The half-billion one is for
-a GPU: 0.9 GB of bfloat16. The one of two billion, 4.8 GB, is to be read.
+With the tiny model the work around the engine takes most of the time, and servers differ in that
+work. On a CPU the demo model's arithmetic would take most of it, and all servers would look alike.
+The model of half a billion weights is for a GPU, and has 0.9 GB of bfloat16. The model of two
+billion, with 4.8 GB, shows how long it takes to read weights.
 """
 
 from __future__ import annotations
@@ -16,9 +17,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import mlx.core as mx
-from mlx import nn
-from mlx_lm.models import qwen3
 from tokenizers import Tokenizer
 
 from bench.results import FailedError
@@ -33,9 +31,9 @@ TINY: Final = {
     "num_key_value_heads": 1,
     "head_dim": 32,
 }
-# Two cores compute 16,000 tokens with it in seconds.
+# With this model two cores compute 16,000 tokens in seconds.
 SMALL: Final = TINY | _LONG | {"num_attention_heads": 1}
-# Two cores take seconds for its long prompts.
+# With this model two cores compute the long prompts of agents in seconds.
 AGENT: Final = TINY | _LONG | {"hidden_size": 128, "intermediate_size": 256}
 HALF_BILLION: Final = _LONG | {
     "num_hidden_layers": 28,
@@ -65,6 +63,11 @@ _TEMPLATE: Final = "chat_template.*"
 
 def random_qwen3(sizes: Mapping[str, int], *, quantized: bool = True) -> Any:
     """A model of these sizes in memory, with random weights of 4 bits or in single precision."""
+    # As in `build_model`.
+    import mlx.core as mx
+    from mlx import nn
+    from mlx_lm.models import qwen3
+
     arguments = {
         **sizes,
         "model_type": "qwen3",
@@ -101,14 +104,16 @@ def model_parser(
     )
     if for_gpu:
         made.add_argument(
-            "--half-billion", action="store_true", help="a model of half a billion, for a GPU"
+            "--half-billion",
+            action="store_true",
+            help="a model of half a billion weights, for a GPU",
         )
     return made
 
 
 def endless_model(parsed: argparse.Namespace, folder: Path, sizes: dict[str, int]) -> Path:
-    """A copy in `folder`, without an end, of the model that the options name; by default of a model
-    of random weights and these sizes.
+    """A copy in `folder` that never ends an answer: of the model that the options name, or else of
+    a model of random weights and these sizes.
 
     Raises:
         FailedError: the options name no model folder.
@@ -124,8 +129,8 @@ def built_model(
     sizes: dict[str, int],
     tokenizer_from: Path = DEMO_FOLDER,
 ) -> Path:
-    """A model of random weights in `folder`: of these sizes, or of half a billion if the options
-    say so.
+    """A model of random weights in `folder`: of these sizes, or of half a billion weights if the
+    options say so.
     """
     half_billion = getattr(parsed, "half_billion", False)
     build_model(folder, HALF_BILLION if half_billion else sizes, tokenizer_from)
@@ -136,7 +141,7 @@ def build_model(folder: Path, sizes: Mapping[str, Any], tokenizer_from: Path = D
     """Write a model of random weights, with the tokenizer of another, for mlx-lm to load. The large
     ones are bfloat16.
     """
-    # MLX only where a model is built: the process that measures stays without it otherwise.
+    # The import of MLX takes hold of a GPU, so processes that build no model don't import it.
     import mlx.core as mx
     from mlx.utils import tree_flatten, tree_map
 
@@ -147,7 +152,9 @@ def build_model(folder: Path, sizes: Mapping[str, Any], tokenizer_from: Path = D
     architecture = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     model = architecture.Model(architecture.ModelArgs.from_dict(config))
     parameters = model.parameters()
-    # Other tokens are never chosen: they would hold an answer's first text back.
+    # Tokens that aren't plain text would hold an answer's first text back. The embedding is also
+    # the head: a token whose row is zeros hardly ever has the largest logit, and is hardly ever
+    # chosen.
     embedding = parameters["model"]["embed_tokens"]["weight"]
     plain = mx.array(_plain_text(tokenizer_from, config["vocab_size"]))
     parameters["model"]["embed_tokens"]["weight"] = mx.where(plain[:, None], embedding, 0)
@@ -158,9 +165,7 @@ def build_model(folder: Path, sizes: Mapping[str, Any], tokenizer_from: Path = D
 
 
 def _plain_text(folder: Path, vocabulary: int) -> list[bool]:
-    """Whether each token is printable text. The embedding is the head as well: a row of zeros
-    hardly ever makes the largest logit.
-    """
+    """Whether each token is printable text."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     texts = [tokenizer.decode([index]) for index in range(vocabulary)]
     return [bool(text) and text.isascii() and text.isprintable() for text in texts]
@@ -170,9 +175,9 @@ def copy_without_end(model: Path, copy: Path) -> None:
     """Copy a model without its end-of-sequence token and its template into the folder `copy`. Files
     that need no change become links.
 
-    mlx_lm.server has no `ignore_eos`: with such a model each stream makes exactly the tokens that
-    it is asked for. By a template mlx_lm.server would look for calls of tools in what it samples,
-    and fail on some.
+    With such a copy each stream makes exactly as many tokens as a request asks for: mlx_lm.server
+    has no `ignore_eos`. With a template mlx_lm.server would look for calls of tools in random text,
+    and fail at some.
 
     Raises:
         FailedError: `model` is not a model folder.

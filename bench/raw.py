@@ -37,7 +37,8 @@ class MlxLmProcess:
         self._connection.send(order)
 
     def answer(self, order: Any) -> Any:
-        """
+        """Send an order, and return the answer to it.
+
         Raises:
             FailedError: the process is gone.
         """
@@ -48,9 +49,9 @@ class MlxLmProcess:
             raise FailedError("The mlx-lm process ended; its traceback is above.") from error
 
     def wait_for_start(self) -> None:
-        """Wait for a process that sends None when it has begun."""
+        """Wait until the process has sent None, as it does once its imports are done."""
         if not self._connection.poll(_START_S):
-            raise FailedError("The mlx-lm process doesn't begin.")
+            raise FailedError(f"The mlx-lm process did not start within {_START_S:g} s.")
         self._connection.recv()
 
     def stop(self) -> None:
@@ -67,7 +68,7 @@ class Raw(MlxLmProcess):
         super().__init__(_generate_batches, model)
 
     def generate(self, prompts: Sequence[Prompt], tokens: int) -> Generation:
-        """Generate for all prompts at once.
+        """Generate the answers to all prompts at once, each of `tokens` tokens.
 
         Raises:
             FailedError: the process is gone, or a stream didn't make `tokens` tokens.
@@ -80,14 +81,14 @@ class Raw(MlxLmProcess):
 
 
 class Kept(MlxLmProcess):
-    """mlx-lm's loop, with a cache that is never lost: no server's turns can be faster, as long as
-    they compute the same.
+    """mlx-lm's loop, which keeps the cache of its conversation from turn to turn. A server that
+    computes the same can't be faster.
     """
 
     name = "mlx-lm's loop, its cache kept"
 
     def __init__(self, model: Path) -> None:
-        super().__init__(_go_on, model)
+        super().__init__(_converse, model)
 
     def restart(self) -> None:
         """Forget the conversation."""
@@ -104,8 +105,8 @@ class Kept(MlxLmProcess):
 
 
 class WeightsReader(MlxLmProcess):
-    """mlx-lm's reading of a model's weights, by a process that has done its imports, as a spare
-    worker has. With its first reading it also meets the device for the first time.
+    """Reads a model's weights by mlx-lm, in a process that has done its imports, as a spare worker
+    has. The time of the first reading includes the first use of the device.
     """
 
     def __init__(self, model: Path) -> None:
@@ -130,7 +131,7 @@ def _generate_batches(model: str, connection: Connection) -> None:
         token_ids = [
             prompt if isinstance(prompt, list) else tokenizer.encode(prompt) for prompt in prompts
         ]
-        # Default batch sizes, 32 rows that decode and 8 in prefill, are those of both servers.
+        # Both servers also have the default batch sizes: 32 rows that decode, and 8 in prefill.
         generator = BatchGenerator(loaded)
         began = time.perf_counter()
         generator.insert(
@@ -165,7 +166,7 @@ def _sampler(settings: SamplingSettings) -> Any:
     )
 
 
-def _go_on(model: str, connection: Connection) -> None:
+def _converse(model: str, connection: Connection) -> None:
     import mlx.core as mx
     from mlx_lm import load
     from mlx_lm.generate import generate_step

@@ -1,7 +1,7 @@
-"""`python -m bench.upstream`: what one more gateway on the way costs.
+"""`python -m bench.upstream`: what it costs to reach a gateway through another gateway.
 
-A gateway has a model, and another gateway has that one as its upstream. Both are asked in turns, as
-`bench.forward` asks, whose server the model is.
+The model is the server of `bench.forward`, and the first gateway serves it. The second gateway has
+the first as its upstream. Both gateways get the requests of `bench.forward` in turns.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from bench.forward import ask, command_table, compare, gateway_with
 from bench.machine import describe_machine
 from gateway.system.http_client import HttpClient, Server
 
-_LOOK_S: Final = 5.0
+# Until then the second gateway may take the model for unloaded, as it was when it asked last.
+_STALE_S: Final = 5.0
 
 
-async def _measure(near: int, far: int, pid: int, requests: int, rounds: int) -> None:
-    direct, through = (HttpClient(Server("127.0.0.1", number)) for number in (near, far))
+async def _measure(first: int, second: int, second_pid: int, requests: int, rounds: int) -> None:
+    """`first` and `second` are the ports of the two gateways."""
+    direct, through = (HttpClient(Server("127.0.0.1", port)) for port in (first, second))
     await ask(direct)
-    # So long the list of the upstream may say that the model isn't loaded.
-    await asyncio.sleep(_LOOK_S)
+    await asyncio.sleep(_STALE_S)
     await ask(through)
-    await compare({"directly": direct}, through, pid, requests, rounds)
+    await compare({"directly": direct}, through, second_pid, requests, rounds)
 
 
 def main() -> int:
@@ -37,15 +38,14 @@ def main() -> int:
     arguments = parser.parse_args()
     print(describe_machine())
     with (
-        tempfile.TemporaryDirectory("bulkhead", dir="/tmp") as near_folder,
-        tempfile.TemporaryDirectory("bulkhead", dir="/tmp") as far_folder,
-        gateway_with(command_table(), near_folder) as (near, _),
-        gateway_with(f'[upstreams.near]\nurl = "http://127.0.0.1:{near}/v1"\n', far_folder) as (
-            far,
-            pid,
-        ),
+        tempfile.TemporaryDirectory("bulkhead", dir="/tmp") as first_folder,
+        tempfile.TemporaryDirectory("bulkhead", dir="/tmp") as second_folder,
+        gateway_with(command_table(), first_folder) as (first, _),
+        gateway_with(
+            f'[upstreams.first]\nurl = "http://127.0.0.1:{first}/v1"\n', second_folder
+        ) as (second, second_pid),
     ):
-        uvloop.run(_measure(near, far, pid, arguments.requests, arguments.rounds))
+        uvloop.run(_measure(first, second, second_pid, arguments.requests, arguments.rounds))
     return 0
 
 

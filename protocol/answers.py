@@ -149,7 +149,11 @@ TOKENS_PER_RENDERED = 1 << 17
 
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls"]
 RequestErrorCode: TypeAlias = Literal[
-    "invalid_request_error", "context_length_exceeded", "insufficient_memory", "internal_error"
+    "invalid_request_error",
+    "context_length_exceeded",
+    "insufficient_memory",
+    "internal_error",
+    "model_output_invalid",
 ]
 RequestField: TypeAlias = Literal[
     "prompt",
@@ -185,7 +189,7 @@ class Usage(Struct, frozen=True):
     """Token counts of one request. An end-of-sequence token counts as a token of the answer.
     `cached_tokens` of the prompt were not computed anew. `reasoning_tokens` of the answer were
     reasoning and its tags. The gateway adds up the `guesses`, as several workers may have made the
-    answer.
+    answer. When the request came, the disk had the first `stored_tokens` of the prompt.
     """
 
     prompt_tokens: int
@@ -193,6 +197,7 @@ class Usage(Struct, frozen=True):
     cached_tokens: int = 0
     reasoning_tokens: int = 0
     guesses: Guesses = Guesses()
+    stored_tokens: int = 0
 
 
 class Delta(Struct, frozen=True, array_like=True):
@@ -202,7 +207,8 @@ class Delta(Struct, frozen=True, array_like=True):
     `parts` may lag behind `token_ids`: an unfinished character, stop sequence or tag is held back.
     The last delta completes the parts. It has the finish reason and the usage, and the stop
     sequence if one ended the answer. The first delta names the keywords of the request's schemas
-    that are `unenforced`. The steps checked these `guesses`.
+    that are `unenforced`. The steps checked these `guesses`. The last delta says whether the answer
+    `repeats` the same tokens at its end.
     """
 
     request_id: str
@@ -213,6 +219,7 @@ class Delta(Struct, frozen=True, array_like=True):
     stop_sequence: str | None = None
     unenforced: tuple[str, ...] = ()
     guesses: Guesses = Guesses()
+    repeats: bool = False
 
 
 class Rendered(Message, frozen=True, tag="rendered"):
@@ -258,6 +265,18 @@ class RequestFailed(Message, frozen=True, tag="request-failed"):
     message: str
     field: RequestField | None = None
     picture: int | None = None
+
+
+class OutputInvalid(Message, frozen=True, tag="output-invalid"):
+    """The logits of a request's next token weren't finite, or were all the same, so no token was
+    drawn from them. So many of the request's cached blocks aren't found any more. The worker
+    `goes_on` with the request, and computes it anew without cached blocks. Otherwise it has dropped
+    the request.
+    """
+
+    request_id: str
+    goes_on: bool
+    quarantined_blocks: int = 0
 
 
 class Costs(Message, frozen=True, tag="costs"):

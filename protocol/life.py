@@ -143,7 +143,8 @@ class Load(Message, frozen=True, tag="load"):
     With `guesses` a step may check guessed tokens, and make several tokens of a sequence. The draft
     model, or else the model's own head, guesses `draft_tokens` tokens at a time.
     With `ranks` other processes compute the model too, and all bytes are those of each process. If
-    the model is `awaited` by requests, kernels that these may not need are compiled later.
+    the model is `awaited` by requests, kernels that these may not need are compiled later. The
+    prompt cache of the model's workers was found to be wrong `cache_failures` times.
     """
 
     path: str
@@ -166,6 +167,7 @@ class Load(Message, frozen=True, tag="load"):
     pictures: bool = False
     ranks: Ranks | None = None
     awaited: bool = False
+    cache_failures: int = 0
 
 
 class RunCommand(Message, frozen=True, tag="run-command"):
@@ -183,6 +185,17 @@ class RunCommand(Message, frozen=True, tag="run-command"):
 class LoadProgress(Message, frozen=True, tag="load-progress"):
     loaded_bytes: int
     total_bytes: int
+
+
+class PromptCaching(Struct, frozen=True):
+    """How a model's prompts are cached. `root` changes with all that a cached block depends on
+    beside its tokens, such as the model's files and the version of mlx-lm; empty: no prompt is
+    cached. With `at_places` a prompt can go on from some places alone. They are also `on_disk`.
+    """
+
+    root: str = ""
+    at_places: bool = False
+    on_disk: bool = False
 
 
 class Ready(Message, frozen=True, tag="ready"):
@@ -204,6 +217,7 @@ class Ready(Message, frozen=True, tag="ready"):
     sampling: SamplingDefaults = SamplingDefaults()
     address: str = ""
     alone: str = ""
+    prompts: PromptCaching = PromptCaching()
 
 
 class LoadFailed(Message, frozen=True, tag="load-failed"):
@@ -238,6 +252,30 @@ class ClearPromptCache(Message, frozen=True, tag="clear-prompt-cache"):
 
 class PromptCacheCleared(Message, frozen=True, tag="prompt-cache-cleared"):
     reclaimed_bytes: int
+
+
+class CacheQuarantined(Message, frozen=True, tag="cache-quarantined"):
+    """Cached blocks are not found any more, since something was wrong with them: `why`. `blocks`
+    and `blocks_bytes` count those in memory. The `source` says where the blocks came from: which
+    version wrote them, where they were read, and of how many blocks they were joined.
+    """
+
+    blocks: int
+    blocks_bytes: int
+    source: str
+    why: str
+
+
+class CacheProven(Message, frozen=True, tag="cache-proven"):
+    """What was proven of the prompt cache since the last such message, while the model was at rest:
+    the bytes of `blocks`, and the content of `tokens`, which were computed anew. Each of `failures`
+    is a place where the cache was wrong. `off`: the worker goes on without a prompt cache.
+    """
+
+    blocks: int
+    tokens: int
+    failures: int = 0
+    off: bool = False
 
 
 class Drain(Message, frozen=True, tag="drain"):

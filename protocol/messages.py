@@ -4,7 +4,8 @@ largest frames.
 The worker says `Hello`, and the gateway says `Load`. `LoadProgress` follows until `Ready` or
 `LoadFailed`. Then the worker answers every `Generate` by `Rendered` and by deltas in `Output`, up
 to a delta with a finish reason, and every `Embed` by one `Embedded` or several. `RequestFailed`
-may take the place of either answer. `Costs` says how long they took. `Heartbeat` flows all the
+may take the place of either answer, and after `OutputInvalid` the worker may have dropped the
+request. `Costs` says how long they took. `Heartbeat` flows all the
 while. `Drain` or `Stop` ends the conversation.
 
 A worker that guards the server of a command gets `RunCommand` in place of `Load`, and no requests.
@@ -20,8 +21,10 @@ from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 
-from protocol.answers import Costs, Embedded, Output, Rendered, RequestFailed
+from protocol.answers import Costs, Embedded, Output, OutputInvalid, Rendered, RequestFailed
 from protocol.life import (
+    CacheProven,
+    CacheQuarantined,
     ClearPromptCache,
     Drain,
     Heartbeat,
@@ -68,10 +71,13 @@ WorkerMessage: TypeAlias = (
     | Output
     | Embedded
     | RequestFailed
+    | OutputInvalid
     | Costs
     | Heartbeat
     | Need
     | PromptCacheCleared
+    | CacheQuarantined
+    | CacheProven
     | Moved
     | RankLost
 )

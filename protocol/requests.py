@@ -191,7 +191,8 @@ class Generate(Message, frozen=True, tag="generate"):
     prompt. Without `thinks` a constraint holds from the first token on. The `prediction` is the
     text that the client expects as the answer, or as parts of the answer. It makes the answer
     faster, and doesn't change the text. Each `sharer` of the model has turns in proportion to its
-    `share`.
+    `share`. A `cold` request is computed without cached blocks, and stores none. With
+    `repetition_stop` the answer ends when it repeats the same tokens again and again.
     """
 
     request_id: str
@@ -216,6 +217,8 @@ class Generate(Message, frozen=True, tag="generate"):
     prediction: str = ""
     sharer: str = ""
     share: int = 1
+    cold: bool = False
+    repetition_stop: bool = False
 
 
 class Embed(Message, frozen=True, tag="embed"):

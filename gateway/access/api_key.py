@@ -1,4 +1,6 @@
-"""API keys: the record of a key, the search for a shown secret, and the bodies for operators."""
+"""API keys: the record of a key, the comparison of a shown secret with all keys, and the
+bodies for operators.
+"""
 
 from __future__ import annotations
 

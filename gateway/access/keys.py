@@ -101,6 +101,8 @@ class ApiKeys:
         self._lane = Lane("keys")
         self._complained: str | None = None
         self._forward: Callable[[str, Usage], None] | None = None
+        # Called with the owner of a key that was revoked.
+        self.on_revoked: Callable[[str], None] = lambda owner: None
         self.exposed = exposed
         self.required = exposed or self._signature is not None
         self._apply(self._keys)
@@ -144,6 +146,7 @@ class ApiKeys:
         if secret != self._admin_secret:
             reason = "The admin key was replaced by another."
             self.operator.close(reason)
+            self.on_revoked(ADMIN)
             self.operator, self.sign_ins = KeySession(), SignIns()
             self._close_pages(reason)
         if secret != self._admin_secret or keys is not None:
@@ -280,11 +283,13 @@ class ApiKeys:
         if self._signature is not None and not self.required:
             self.required = True
             self.anybody.close("There are API keys by now, and one is needed.")
+            self.on_revoked("")
         opening = {key.name: key for key in keys}
         for name, session in list(self._sessions.items()):
             if name not in opening or opening[name].digest != session.digest:
                 del self._sessions[name]
                 session.close("The API key was revoked.")
+                self.on_revoked(session.owner)
         for name, key in opening.items():
             if name in self._sessions:
                 self._sessions[name].limits.terms = key

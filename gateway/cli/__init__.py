@@ -16,6 +16,8 @@ from gateway import VERSION
 from gateway.system.notation import nearest, suggestion
 
 _NO_LIMIT: Final = 1000
+# The exit status that shells give to a process that ended by SIGINT.
+_INTERRUPTED: Final = 130
 
 
 class UncutGroup(click.Group):
@@ -85,6 +87,7 @@ _GROUPS: Final = {
         "top": "status",
         "logs": "logs",
         "events": "logs",
+        "why": "why",
         "doctor": "doctor",
     },
     "Run the gateway": {
@@ -130,6 +133,13 @@ class _Verbs(UncutGroup):
 
     def groups(self, ctx: click.Context) -> Mapping[str, Iterable[str]]:
         return _GROUPS
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            # click would print "Aborted!" and end with status 1.
+            raise click.exceptions.Exit(_INTERRUPTED) from None
 
     def main(self, *arguments: Any, **options: Any) -> Any:
         try:

@@ -175,6 +175,7 @@ def temporary_gateway(
         settings = read_settings(flags, os.environ)
     except ConfigError as error:
         raise CommandError(str(error)) from error
+    end_in_order()
     with _folder() as name:
         folder = Path(name)
         arguments = _places(flags)

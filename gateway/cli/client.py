@@ -19,6 +19,7 @@ from gateway.cli.failure import (
     NobodyListensError,
     NoGatewayError,
     NoSuchModelError,
+    NotFoundError,
 )
 from gateway.http.wire.command_bodies import (
     ModelBody,
@@ -204,6 +205,8 @@ class GatewayClient:
             # After the colon the message tells which header of a request has the key.
             why = error.message.partition(":")[0].rstrip(".")
             return KeyRefusedError(f"{why}: give it with --admin-key-file or BULKHEAD_ADMIN_KEY.")
+        if error.code == "not_found":
+            return NotFoundError(error.message)
         if error.code == "hub_unavailable":
             return HubAwayError(error.message)
         return CommandError(error.message)

@@ -18,7 +18,7 @@ from msgspec import Struct
 from gateway.cli.child_gateway import ChildGateway, end_in_order, fresh_gateway
 from gateway.cli.client import GatewayClient
 from gateway.cli.conversation import Parameters, StreamedPiece, TextMessage, stream_answer
-from gateway.cli.failure import CommandError, interruptible
+from gateway.cli.failure import CommandError
 from gateway.cli.transcript import Paragraph
 from gateway.http.wire.command_bodies import ModelStatus, OrderOptions, WorkerStatus
 from gateway.system.memory import footprint
@@ -95,7 +95,7 @@ def demo_command() -> None:
     before, loaded and after.
     """
     end_in_order()
-    with interruptible(), fresh_gateway("--model", _MODEL) as child:
+    with fresh_gateway("--model", _MODEL) as child:
         try:
             _perform(child)
         except CommandError as error:

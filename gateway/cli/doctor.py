@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from gateway.cli.child_gateway import end_in_order, fresh_gateway
-from gateway.cli.failure import CommandError, interruptible
+from gateway.cli.failure import CommandError
 from gateway.cli.options import takes_flags
 from gateway.cli.output import plural, print_json, print_marked, printable, stdout_console
 from gateway.config.settings import Flags
@@ -32,6 +32,7 @@ from gateway.doctor.files import (
 )
 from gateway.doctor.finding import Check, Finding, Observation, Severity, findings, worst
 from gateway.doctor.gateway import (
+    look_at_caches,
     look_at_configuration,
     look_at_configuration_in_force,
     look_at_deaths,
@@ -84,6 +85,7 @@ CHECKS: Final = (
     Check("in force", look_at_configuration_in_force),
     Check("workers", look_at_workers),
     Check("deaths", look_at_deaths),
+    Check("cached prompts", look_at_caches),
     Check("leftovers", look_at_leftovers),
     Check("service", look_at_service, deadline_s=60.0),
     Check("model cache", look_at_model_cache),
@@ -122,19 +124,18 @@ def doctor_command(flags: Flags, *, as_json: bool, throughput: bool, mac: bool) 
     # The handler drops log lines, so that only findings are printed.
     logging.getLogger().addHandler(logging.NullHandler())
     checks = (*CHECKS, THROUGHPUT) if throughput else CHECKS
-    with interruptible():
-        if mac:
-            _print_mac(as_json=as_json)
-            return
-        installation = Installation(flags, os.environ)
-        all_findings = []
-        console = stdout_console()
-        for check in checks:
-            with _shown(check, console, quiet=as_json):
-                for finding in findings(check, installation):
-                    all_findings.append(finding)
-                    if not as_json:
-                        _print(console, finding)
+    if mac:
+        _print_mac(as_json=as_json)
+        return
+    installation = Installation(flags, os.environ)
+    all_findings = []
+    console = stdout_console()
+    for check in checks:
+        with _shown(check, console, quiet=as_json):
+            for finding in findings(check, installation):
+                all_findings.append(finding)
+                if not as_json:
+                    _print(console, finding)
     severity = worst(all_findings)
     if as_json:
         print_json({"worst": severity, "findings": all_findings})

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from typing import IO, Any, Final
+from typing import IO, Any
 
 import click
 
 from gateway.cli.output import printable
 from gateway.system.notation import without_number
-
-# The exit status that shells give to a process that ended by SIGINT.
-_INTERRUPTED: Final = 130
 
 
 class CommandError(click.ClickException):
@@ -51,10 +46,11 @@ class NoSuchModelError(CommandError):
     exit_code = 4
 
 
-@contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """Let Ctrl-C end the command without a traceback."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise click.exceptions.Exit(_INTERRUPTED) from None
+class NotFoundError(CommandError):
+    """The gateway doesn't know what the path names, other than a model."""
+
+
+class NoSuchRequestError(CommandError):
+    """The gateway doesn't remember the request."""
+
+    exit_code = 4

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from gateway.cli.client import GatewayClient
 from gateway.cli.completion import complete_model
-from gateway.cli.failure import WrongUseError, interruptible
+from gateway.cli.failure import WrongUseError
 from gateway.cli.gateway_access import find_gateway, local_settings
 from gateway.config.settings import Flags
 from gateway.system.state_file import read_secret
@@ -71,7 +71,7 @@ def reaches_gateway(
                 raise click.UsageError("Give either --admin-key or --admin-key-file.")
             click.echo(_SEEN, err=True)
         access = find_gateway(url, admin_key_file or admin_key, *local_settings(None))
-        with interruptible(), access.client() as gateway:
+        with access.client() as gateway:
             verb(gateway, *args, **kwargs)
 
     return with_client

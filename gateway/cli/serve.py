@@ -27,7 +27,7 @@ from gateway.config.machine_rules import Places, exposed, tls_files
 from gateway.config.read import Configuration, read_configuration
 from gateway.config.settings import Flags, GatewaySettings
 from gateway.library.finder import Finder
-from gateway.server import server
+from gateway.server import process
 from gateway.server.upgrade.takeover import Inheritance
 from gateway.server.uvicorn_server import PortTakenError, bind
 from gateway.service.definition import LABEL, MARK, MISTAKE_STATUS, service_pid
@@ -116,8 +116,8 @@ def serve_command(
             _warn_of_absent_models(configuration)
             for sentence in configuration.news:
                 logger.warning("%s", sentence)
-        departure = server.run(
-            server.GatewaySetup(
+        departure = process.run(
+            process.GatewaySetup(
                 read,
                 configuration,
                 state_dir,

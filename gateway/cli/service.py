@@ -12,7 +12,7 @@ from typing import Final
 import click
 
 from gateway.cli import UncutGroup
-from gateway.cli.failure import CommandError, NoGatewayError, WrongUseError, interruptible
+from gateway.cli.failure import CommandError, NoGatewayError, WrongUseError
 from gateway.cli.logs import LogPrinter, print_file
 from gateway.cli.output import print_json, printable
 from gateway.config.layers import ConfigError, chosen_file
@@ -123,7 +123,7 @@ def logs(*, follow: bool, lines: int, system: bool) -> None:
 
     `bulkhead logs` prints the gateway's log, too.
     """
-    with _failures(), interruptible():
+    with _failures():
         service = _service(_reader(system=system), system=system)
         log = service.gateway_log()
         for line in service.system_log(_SYSTEM_LINES).splitlines():

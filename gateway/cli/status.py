@@ -42,6 +42,7 @@ from gateway.http.wire.command_bodies import (
     Status,
     UpstreamStatus,
 )
+from gateway.workers.cache_proof import CacheProofState
 from gateway.workers.cause_of_death import LastExit
 
 _LOG_LINES: Final = 3
@@ -203,6 +204,8 @@ def _remarks(model: ModelStatus) -> Iterator[str]:
     sharing = [sharer for sharer in model.sharers if sharer.active_requests + sharer.queue_depth]
     if len(sharing) > 1:
         yield printable(f"{model.id}: {_sharing(sharing)}")
+    if (proof := model.cache_proof) is not None:
+        yield printable(f"{model.id}: {_proof(proof)}")
     for death in model.repeated_deaths:
         last = f"the last at {_local(death.last_at)}"
         yield printable(f"Careful: {model.id}: {death}; {last}. {death.remedy}")
@@ -219,6 +222,16 @@ def _sharing(sharers: list[SharerStatus]) -> str:
     )
     more = f"; {len(sharers) - _SHARERS} more" if len(sharers) > _SHARERS else ""
     return f"shared, next turn first: {'; '.join(parts)}{more}"
+
+
+def _proof(proof: CacheProofState) -> str:
+    line = (
+        f"of its cached prompts {proof.proven_tokens:,} tokens and the bytes of "
+        f"{proof.proven_blocks:,} blocks were proven, the last at {_local(proof.last_at)}"
+    )
+    if proof.quarantined_blocks:
+        line += f"; {proof.quarantined_blocks:,} blocks are in quarantine"
+    return f"{line}; {proof.off}" if proof.off else line
 
 
 def _rank(rank: RankStatus) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Final
 
+import msgspec
 from msgspec import Struct
 
 from gateway.config.model_settings import ModelSettings
@@ -140,6 +141,12 @@ class Model(Struct, frozen=True):
         values = {key: getattr(self.settings, key) for key in _LOAD_KEYS}
         values |= {"source": self.source, "adapter": self.adapter, "draft": self.draft}
         return {name: repr(value) for name, value in values.items()}
+
+    @property
+    def plain(self) -> Model:
+        """The model without quantized caches, and without guesses."""
+        settings = msgspec.structs.replace(self.settings, kv_bits=None, guesses=False)
+        return msgspec.structs.replace(self, settings=settings, draft=None)
 
     def same_for_workers(self, other: Model) -> bool:
         """Whether a worker that has loaded this model can serve `other` as well."""

@@ -207,7 +207,8 @@ class _ConfigurationReading:
         settings, mistakes = with_host_files(Settings(**sections))
         for place, message in (*mistakes, *complaints(settings)):
             # Without its command a model seems to have keys that don't belong to it.
-            if (*place[:2], "command") not in self._wrong or place[2:] == ("command",):
+            silent = {place, (*place[:2], "command")} & self._wrong
+            if not silent or place[2:] == ("command",):
                 self._complain(place, message)
         for place, message in group_complaints(settings):
             if (*place[:2], "models") not in self._wrong:

@@ -73,12 +73,13 @@ def _hosts(settings: Settings) -> Iterator[Complaint]:
                 f"{toml_text(name)} is no name of another host: 1 to 64 letters, digits or ._- "
                 f"that begin with a letter or digit, and not {toml_text(LOCAL)}, which is this one",
             )
-        # A missing `ssh` is reported elsewhere.
-        if host.ssh and not _SSH.fullmatch(host.ssh):
+        if not _SSH.fullmatch(host.ssh):
             yield (
                 ("hosts", name, "ssh"),
                 f"{toml_text(host.ssh)} is no destination for ssh, as studio2 or me@studio2.local",
             )
+        if not host.command.strip():
+            yield ("hosts", name, "command"), "it is empty"
 
 
 def _hub(settings: Settings) -> Iterator[Complaint]:
@@ -280,8 +281,7 @@ def _upstreams(settings: Settings) -> Iterator[Complaint]:
                 "begin with a letter or digit",
             )
         url = upstream.url
-        # A missing `url` is reported elsewhere.
-        if url and (fault := _fault(url)) is not None:
+        if (fault := _fault(url)) is not None:
             yield (
                 ("upstreams", name, "url"),
                 (f"{fault}: expected an address such as https://box.local:8642/v1"),

@@ -242,6 +242,12 @@ class PromptCacheSettings(Section, frozen=True):
     shared: Annotated[
         bool, switch("All API keys share one cache, and can find out what others have asked.")
     ] = False
+    explain: Annotated[
+        bool,
+        switch(
+            "The gateway remembers parts of the last prompts in its memory, for `bulkhead why`."
+        ),
+    ] = True
 
     @property
     def disk_bytes(self) -> int:

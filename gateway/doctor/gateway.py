@@ -27,6 +27,7 @@ from gateway.system.notation import format_size
 from gateway.system.processes import alive
 from gateway.system.state_dir import StateDir, UncleanStarts
 from gateway.system.state_file import read_state
+from gateway.workers.cache_proof import CacheProofState
 from gateway.workers.cause_of_death import RepeatedDeath
 from gateway.workers.orphans import WorkerRecords
 
@@ -201,6 +202,7 @@ def judge_configuration(
 
 
 _DEATHS: Final = "deaths"
+_CACHES: Final = "cached prompts"
 
 
 class StoppedWorker(Struct, frozen=True):
@@ -267,6 +269,34 @@ def judge_deaths(
     if not any(deaths.values()):
         text = "No error has ended workers again and again." if gateway_runs else "No gateway runs."
         yield ok(_DEATHS, text)
+
+
+def look_at_caches(installation: Installation) -> Iterator[Finding]:
+    running = installation.running()
+    proofs = {model.id: model.cache_proof for model in running.models}
+    yield from judge_caches(proofs, gateway_runs=running.holder is not None)
+
+
+def judge_caches(
+    proofs: Mapping[str, CacheProofState | None], *, gateway_runs: bool
+) -> Iterator[Finding]:
+    """`proofs` has, by model, what was proven of its cached prompts."""
+    wrong = {
+        model_id: proof for model_id, proof in proofs.items() if proof and proof.quarantined_blocks
+    }
+    for model_id, proof in wrong.items():
+        goes_on = " It goes on without a prompt cache." if proof.off else ""
+        yield warning(
+            _CACHES,
+            f"{proof.quarantined_blocks} of its cached blocks were wrong, and are in quarantine."
+            f"{goes_on}",
+            "`bulkhead events` says what was wrong: faulty memory, a faulty disk, or a fault of "
+            "the server, to be reported. Then clear the model's prompt cache.",
+            subject=model_id,
+        )
+    if not wrong:
+        text = "No cached prompt was found to be wrong." if gateway_runs else "No gateway runs."
+        yield ok(_CACHES, text)
 
 
 class Leftover(Struct, frozen=True):

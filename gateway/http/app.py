@@ -23,6 +23,7 @@ from gateway.access.keys import ApiKeys
 from gateway.history.recorder import Recorder
 from gateway.http.anthropic import messages
 from gateway.http.generation.pictures import PictureReader
+from gateway.http.generation.request_memory import RequestMemory
 from gateway.http.ollama import routes as ollama
 from gateway.http.ollama.models import ModelFileReader
 from gateway.http.openai import chat, completions, responses, vectors
@@ -189,6 +190,7 @@ def build_app(parts: Parts, upgrade: orders.Upgrade) -> ASGIApp:
     app.state.command_clients = CommandClients()
     app.state.http_meter = HttpMeter()
     app.state.finished = FinishedRequests()
+    app.state.request_memory = RequestMemory(parts.fleet, parts.keys)
     app.state.model_files = ModelFileReader()
     app.state.document = OpenApiDocument()
     authorized = AuthMiddleware(

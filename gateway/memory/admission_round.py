@@ -9,9 +9,12 @@ from typing import Final
 
 from gateway.memory.allocation import Allocation, Prompt
 from gateway.memory.ledger import NOISE_BYTES, Claim, Ledger, MemoryOrders
-from gateway.memory.loans import RECALL_S, IdleEviction, Loans
+from gateway.memory.loans import IdleEviction, Loans
 from gateway.memory.reclaim import Reclaim, enough_to_evict, worth
 
+# A worker that hasn't answered a recall for so long is taken to hang. Workers answer between two
+# steps, and the time of a step is bounded, even for a chunk of a prompt.
+RECALL_S: Final = 15.0
 # A worker over its limit gets so long to shrink while the budget has no room for it.
 OVERGROWN_S: Final = 10.0
 # A sequence that has no room is refused after this time. It is longer than `OVERGROWN_S`: if the
@@ -242,7 +245,12 @@ class AdmissionRound:
         if not comes and not self.reclaim.overdue(claim):
             return False  # Busy models are in the way. Later claims may pass until this is overdue.
         allocation = self._ledger.allocation(claim.model_id)
-        if allocation is not None and (comes or not self._protected_one):
+        # Whether the model gives memory back for an earlier claim. If it were protected then, its
+        # own claim would come first and take the bytes back, again and again if its worker is slow.
+        gives = allocation is not None and returning_bytes < min(
+            allocation.returning_bytes, claim.needed_bytes
+        )
+        if allocation is not None and not gives and (comes or not self._protected_one):
             # A loaded model that waits is protected: if it were displaced, bytes would be freed for
             # it in vain. Of models that wait for each other's end only the first is protected.
             # Otherwise all would wait for ever.

@@ -16,10 +16,6 @@ from gateway.memory.allocation import Allocation
 from gateway.memory.ledger import NOISE_BYTES, Ledger, MemoryOrders
 from gateway.memory.reclaim import Reclaim, enough_to_evict
 
-# A worker that hasn't answered a recall for so long is taken to hang. Workers answer between two
-# steps, and the time of a step is bounded, even for a chunk of a prompt.
-RECALL_S: Final = 15.0
-
 
 class Borrower(Struct, frozen=True):
     """A model that could use `wanted_bytes` beyond its floor."""

@@ -62,6 +62,7 @@ class ModelEvent(StrEnum):
     EVICT = "another model needs its memory"
     EXPIRED = "its time to live is over"
     OVERGROWN = "the worker holds too much"
+    INVALID = "the worker's output is invalid"
     EXIT = "the process ended"
     RETRY = "the time to try again has come"
 
@@ -230,6 +231,7 @@ TABLE: Final[dict[State, dict[ModelEvent, Rule]]] = {
         ModelEvent.EVICT: Rule(_STOPPING, (_PARK, Effect.STOP), Aim.REST),
         ModelEvent.EXPIRED: Rule(_STOPPING, (_PARK, Effect.STOP), Aim.REST),
         ModelEvent.OVERGROWN: Rule(_STOPPING, (_PARK, Effect.STOP), Aim.REVIVE),
+        ModelEvent.INVALID: Rule(_STOPPING, (_PARK, Effect.KILL), Aim.REVIVE),
         ModelEvent.EXIT: Rule(_U, (_PARK,), Aim.JUDGE),
     },
     State.DRAINING: {

@@ -117,6 +117,7 @@ class ModelLoad:
                 pictures=settings.pictures,
                 ranks=ranks,
                 awaited=self._parts.traffic.queue.waiting > 0,
+                cache_failures=self._parts.cache_proof.failures,
             )
         )
 

@@ -26,6 +26,7 @@ from gateway.system.events import EventLog
 from gateway.system.log_lines import about
 from gateway.system.refusal import Refusal
 from gateway.system.tasks import Tasks
+from gateway.workers.cache_proof import CacheProof
 from gateway.workers.starter import Starter
 from gateway.workers.worker import Worker
 from gateway.workers.worker_log import WorkerLog
@@ -370,3 +371,4 @@ class ModelParts(NamedTuple):
     model_memory: ModelMemory
     log: WorkerLog
     tasks: Tasks
+    cache_proof: CacheProof

@@ -17,6 +17,7 @@ from msgspec import Struct
 from gateway.config.model import Model
 from gateway.memory.scheduler import AllocationState
 from gateway.models.condition import Condition, Deadlines
+from gateway.models.invalid_outputs import InvalidOutputs
 from gateway.models.lifecycle import Circumstances, Effect, ModelEvent, State
 from gateway.models.load import ModelLoad
 from gateway.models.model_memory import GatewayParts, ModelMemory, ModelParts
@@ -31,6 +32,7 @@ from gateway.system.clock import until_set
 from gateway.system.refusal import Refusal, RefusalState
 from gateway.system.tasks import Tasks
 from gateway.workers import shutdown_steps
+from gateway.workers.cache_proof import CacheProof, CacheProofState
 from gateway.workers.report import WorkerState
 from gateway.workers.restart_policy import RestartAction
 from gateway.workers.starter import Channel
@@ -48,9 +50,9 @@ _BLAMED: Final = (ModelEvent.MISBEHAVED, ModelEvent.HUNG, ModelEvent.EXIT)
 class ModelState(Struct, frozen=True, kw_only=True):
     """The state of a model, from which another gateway goes on.
 
-    `load_values` has the settings that the worker got at its load. `wanted`: the model waits for
-    memory, and is to be loaded even without requests. `running` and `waiting` give each request a
-    number.
+    `load_values` has the settings that the worker got at its load, and `plain` says whether it got
+    them plain. `wanted`: the model waits for memory, and is to be loaded even without requests.
+    `running` and `waiting` give each request a number.
     """
 
     id: str
@@ -64,6 +66,9 @@ class ModelState(Struct, frozen=True, kw_only=True):
     worker: WorkerState | None
     channel: Channel | None
     shares: tuple[SharerState, ...] = ()
+    cache_proof: CacheProofState | None = None
+    plain: bool = False
+    invalid_outputs: int = 0
 
 
 class ModelSupervisor:
@@ -88,8 +93,13 @@ class ModelSupervisor:
         self.model_memory = ModelMemory(
             model, self.condition, self.traffic, gateway.scheduler, lambda: self._load_wanted
         )
-        self._parts = ModelParts(self.condition, self.traffic, self.model_memory, log, self._tasks)
+        self.cache_proof = CacheProof()
+        self._parts = ModelParts(
+            *(self.condition, self.traffic, self.model_memory),
+            *(log, self._tasks, self.cache_proof),
+        )
         self.recovery = Recovery(model.id, self._parts, gateway)
+        self.invalid_outputs = InvalidOutputs(self._parts, gateway.events)
         self._load = ModelLoad(self._parts, gateway, self.recovery, self._supervise)
         self._deadlines = Deadlines(model.id, gateway.in_force, self.condition)
 
@@ -133,6 +143,7 @@ class ModelSupervisor:
         Return the bytes that this freed, or None if the worker needs longer than `deadline_s`. A
         worker that is ending may still write prompts to the disk, so its end is awaited.
         """
+        self.cache_proof.clear()
         match self.worker:
             case Worker() as worker if self.state is State.STOPPING:
                 return 0 if await until_set(worker.ended, deadline_s) else None
@@ -169,6 +180,9 @@ class ModelSupervisor:
             worker=None if self.worker is None else self.worker.state,
             channel=channel,
             shares=self.traffic.queue.shares.state,
+            cache_proof=self.cache_proof.state,
+            plain=self.invalid_outputs.plain,
+            invalid_outputs=self.invalid_outputs.count,
         )
 
     def restore(
@@ -187,8 +201,11 @@ class ModelSupervisor:
         if state.memory is not None:
             self.model_memory.restore(state.memory)
         self.traffic.use.restore(state.use)
+        self.cache_proof.state = state.cache_proof
         self.traffic.queue.shares.restore(state.shares)
         self.traffic.queue.restore(running, waiting)
+        self.invalid_outputs.restore(plain=state.plain, count=state.invalid_outputs)
+        self.model_memory.configure(self.invalid_outputs.as_loaded(self.model))
         worker, channel = state.worker, state.channel
         if worker is not None and channel is not None and output is not None:
             self.condition.restore(State.READY, None)
@@ -308,7 +325,7 @@ class ModelSupervisor:
         same = self.model.same_for_workers(model)
         self.model = model
         self.traffic.configure(self._queue_bounds)
-        self.model_memory.configure(model)
+        self.model_memory.configure(self.invalid_outputs.as_loaded(model))
         self.recovery.configure()
         if self.removed:
             # The model was being removed, and is configured again.
@@ -409,6 +426,7 @@ class ModelSupervisor:
     def entered(self, before: State) -> None:
         self._deadlines.entered()
         self.recovery.entered()
+        self.invalid_outputs.entered()
         self.model_memory.entered()
         if self.worker is not None:
             self.recovery.deaths.loaded(self.worker.report.fingerprint)
@@ -420,6 +438,8 @@ class ModelSupervisor:
     def perform(self, effect: Effect, event: ModelEvent, refusal: Refusal) -> None:
         match effect:
             case Effect.ASK:
+                self.invalid_outputs.starting()
+                self.model_memory.configure(self.invalid_outputs.as_loaded(self.model))
                 self._load.ask_for_memory()
             case Effect.WITHDRAW:
                 self.model_memory.withdraw()
@@ -450,7 +470,13 @@ class ModelSupervisor:
     def _supervise(self, start: Callable[[Listener], Worker]) -> None:
         """Start or adopt a worker, by a call of `start`. Raises: all that `start` raises."""
         self._worker = WorkerSupervisor(
-            self._parts, self._gateway, self._load, self.recovery, start, self._worker_ended
+            self._parts,
+            self._gateway,
+            self._load,
+            self.recovery,
+            self.invalid_outputs,
+            start,
+            self._worker_ended,
         )
 
     def _worker_ended(self) -> None:

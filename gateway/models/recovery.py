@@ -51,6 +51,7 @@ _CAUSES: Final = {
     ModelEvent.DEADLINE: "load too slow",
     ModelEvent.START_FAILED: "not started",
     ModelEvent.OVERGROWN: "overgrown",
+    ModelEvent.INVALID: "invalid output",
     ModelEvent.RESTART: "operator",
     ModelEvent.CHANGED: "configuration",
 }
@@ -67,7 +68,7 @@ class Recovery:
         self.restarts_by = Counter(dict.fromkeys(_CAUSES.values(), 0))
         self.deaths = RepeatedDeaths(model_id)
         self._model_id = model_id
-        self._condition, self._traffic, self._model_memory, self._log, _ = parts
+        self._condition, self._traffic, self._model_memory, self._log, _, _ = parts
         self._in_force = gateway.in_force
         self._events = gateway.events
         self._loop = asyncio.get_running_loop()

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
+from gateway.models.invalid_outputs import InvalidOutputs
 from gateway.models.lifecycle import ImpossibleTransitionError, ModelEvent, State
 from gateway.models.load import ModelLoad
 from gateway.models.model_memory import GatewayParts, ModelParts
@@ -17,8 +18,10 @@ from gateway.system.log_lines import about
 from gateway.system.memory_reading import FootprintError
 from gateway.workers.shutdown_steps import ShutdownStep, TimedStep
 from gateway.workers.worker import Listener, Worker
-from protocol.answers import Costs, Embedded, Output, Rendered, RequestFailed
+from protocol.answers import Costs, Embedded, Output, OutputInvalid, Rendered, RequestFailed
 from protocol.life import (
+    CacheProven,
+    CacheQuarantined,
     Drain,
     Heartbeat,
     Hello,
@@ -46,6 +49,7 @@ class WorkerSupervisor:
         gateway: GatewayParts,
         load: ModelLoad,
         recovery: Recovery,
+        invalid_outputs: InvalidOutputs,
         start: Callable[[Listener], Worker],
         ended: Callable[[], None],
     ) -> None:
@@ -54,10 +58,12 @@ class WorkerSupervisor:
         Raises:
             OSError: the worker can't be started.
         """
-        self._condition, self._traffic, self._model_memory, _, self._tasks = parts
+        self._condition, self._traffic, self._model_memory, _, self._tasks, proof = parts
+        self._cache_proof = proof
         self._events = gateway.events
         self._load = load
         self._recovery = recovery
+        self._invalid_outputs = invalid_outputs
         self._ended = ended
         self._loop = asyncio.get_running_loop()
         self._shutdown: asyncio.Task[None] | None = None
@@ -104,6 +110,8 @@ class WorkerSupervisor:
             report.abilities,
             report.sampling,
             report.address,
+            self.worker.incarnation,
+            report.prompts,
         )
 
     def drain(self) -> None:
@@ -164,6 +172,8 @@ class WorkerSupervisor:
                     self._traffic.rendered(message)
                 case RequestFailed():
                     self._traffic.failed(message)
+                case OutputInvalid():
+                    self._invalid_outputs.record(message, worker.pid)
                 case Costs():
                     self._traffic.costs(message)
                     progress = False
@@ -184,6 +194,13 @@ class WorkerSupervisor:
                 case PromptCacheCleared():
                     worker.record_cleared(message.reclaimed_bytes)
                     progress = False
+                case CacheQuarantined():
+                    self._cache_proof.record_quarantined(message)
+                    self._report_quarantine(message)
+                    progress = False
+                case CacheProven():
+                    self._cache_proof.record_proven(message)
+                    progress = False
                 case Moved():
                     worker.moved.set()
                     return
@@ -194,6 +211,16 @@ class WorkerSupervisor:
         except ProtocolBreachError as error:
             self.worker_misbehaved(worker, f"it broke the protocol: {error}")
         self._recovery.heard(progress=progress)
+
+    def _report_quarantine(self, message: CacheQuarantined) -> None:
+        self._events.emit(
+            "cache_quarantined",
+            self._model_memory.model.id,
+            blocks=message.blocks,
+            bytes=message.blocks_bytes,
+            source=message.source,
+            why=message.why,
+        )
 
     def _record_need(self, need: Need) -> None:
         settings = self._model_memory.model.settings

@@ -54,6 +54,7 @@ class ProgressState(Struct, frozen=True):
     attempts: int
     death_at: int | None
     guesses: Guesses = Guesses()
+    cold: bool = False
 
 
 class RequestProgress:
@@ -74,6 +75,8 @@ class RequestProgress:
         self._rendered: TokenPrompt | None = None
         self._parts = bytearray()
         self.fingerprint: str | None = None
+        # Whether the request is sent to be computed without cached blocks.
+        self.cold = False
         self._attempts = 0
         self._death_at: int | None = None
 
@@ -87,6 +90,7 @@ class RequestProgress:
             attempts=self._attempts,
             death_at=self._death_at,
             guesses=self.guesses,
+            cold=self.cold,
         )
 
     def restore(self, state: ProgressState) -> None:
@@ -98,6 +102,7 @@ class RequestProgress:
         self._attempts = state.attempts
         self._death_at = state.death_at
         self.guesses = state.guesses
+        self.cold = state.cold
 
     @property
     def wire_id(self) -> str:
@@ -124,12 +129,17 @@ class RequestProgress:
         return isinstance(self._task.prompt, TokenPrompt)
 
     @property
-    def prompt_tokens(self) -> int:
-        """The number of the prompt's tokens; 0: it isn't known yet."""
+    def prompt_ids(self) -> bytes:
+        """The packed token ids of the prompt; empty: they aren't known yet."""
         prompt = self._rendered
         if prompt is None and isinstance(self._task, Generate):
             prompt = self._task.prompt if isinstance(self._task.prompt, TokenPrompt) else None
-        return 0 if prompt is None else len(prompt.token_ids) // BYTES_PER_TOKEN
+        return b"" if prompt is None else prompt.token_ids
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The number of the prompt's tokens; 0: it isn't known yet."""
+        return len(self.prompt_ids) // BYTES_PER_TOKEN
 
     @property
     def is_too_long(self) -> bool:
@@ -172,8 +182,9 @@ class RequestProgress:
             # The tokens alone would not do: the worker makes them together with the arrays of the
             # pictures.
             prompt = self._task.prompt
-        delivered = pack(self.delivered)
-        return msgspec.structs.replace(self._task, prompt=prompt, delivered=delivered, **terms)
+        return msgspec.structs.replace(
+            self._task, prompt=prompt, delivered=pack(self.delivered), cold=self.cold, **terms
+        )
 
     def render(self, token_ids: bytes, *, last: bool) -> int:
         """Take in a part of the rendered prompt. Returns the number of its tokens so far."""

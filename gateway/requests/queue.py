@@ -58,8 +58,8 @@ class RequestQueue:
     """
 
     def __init__(self, depth: int, max_running: int, priority: int) -> None:
-        """At most `depth` new requests may wait. Requests without a priority of their own have
-        `priority`.
+        """At most `depth` new requests may wait: the setting `queue.depth`. Requests without a
+        priority of their own have `priority`.
         """
         self.depth = depth
         self.max_running = max_running

@@ -113,6 +113,18 @@ def _deadly(model_id: str, what: str) -> Refusal:
     )
 
 
+def invalid_output(model_id: str, *, fresh: bool) -> Refusal:
+    """`fresh`: the request was tried in a fresh worker after another one."""
+    another = "again in a fresh worker" if fresh else "in a worker that was fresh"
+    return Refusal(
+        "model_output_invalid",
+        f"The numbers from which {model_id!r} draws its answer weren't finite, or were all the "
+        f"same. The answer was computed again without cached blocks, and {another}, with "
+        f"unquantized caches and without guesses: `bulkhead check {model_id}` looks for the fault.",
+        lasting=True,
+    )
+
+
 def held(model_id: str) -> Refusal:
     return Refusal(
         "model_unavailable",

@@ -16,6 +16,7 @@ from gateway.requests.progress import (
     Vectors,
     likely_tokens,
 )
+from gateway.requests.trace import Trace
 from gateway.requests.use import Timing
 from gateway.system.refusal import Refusal
 from protocol.answers import (
@@ -124,6 +125,8 @@ class Request:
         self.sampling = SamplingDefaults()
         self.arrived_at = now
         self.timing = Timing(now)
+        # Only requests that may be asked about have one.
+        self.trace: Trace | None = None
         self.deadline_at = now + terms.deadline_s
         self.progress = RequestProgress(task)
         # The answer to an `Embed`. It is whole when the request is over.
@@ -250,6 +253,8 @@ class Request:
             self.finish_reason = delta.finish_reason
             self.stop_sequence = delta.stop_sequence
             self.usage = delta.usage and _completed(delta.usage, self.progress.guesses)
+            if self.trace is not None:
+                self.trace.usage = self.usage
         return True
 
     def tell(self, now: float) -> None:

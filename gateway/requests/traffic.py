@@ -18,7 +18,7 @@ from gateway.system.clock import Presence
 from gateway.system.events import EventLog, Kind
 from gateway.system.refusal import Refusal
 from protocol.answers import Costs, Delta, Embedded, Output, Rendered, RequestFailed, Text, Usage
-from protocol.life import Ability
+from protocol.life import Ability, PromptCaching
 from protocol.message_base import Message
 from protocol.messages import ProtocolError
 from protocol.requests import Cancel, Embed, SamplingDefaults
@@ -27,6 +27,7 @@ from protocol.requests import Cancel, Embed, SamplingDefaults
 class WorkerConnection(Struct, frozen=True):
     """The worker that gets the requests. `send` raises ProtocolError for a message too large. If
     the worker guards the server of a command, requests are passed on to its `address` instead.
+    `incarnation` is the worker's number. `prompts` says how it caches prompts.
     """
 
     send: Callable[[Message], None]
@@ -35,6 +36,8 @@ class WorkerConnection(Struct, frozen=True):
     abilities: tuple[Ability, ...] = ("text",)
     sampling: SamplingDefaults = SamplingDefaults()
     address: str = ""
+    incarnation: int = 0
+    prompts: PromptCaching = PromptCaching()
 
 
 class ProtocolBreachError(Exception):
@@ -222,6 +225,7 @@ class Traffic:
                 raise ProtocolBreachError(f"it sent a longer text than {tokens} tokens have")
             if request.over:
                 self._count(request)
+                self._count_loop(delta)
                 self._finished(request)
             elif self.queue.is_cleared(request):
                 if self.queue.release_suspect(request):
@@ -254,12 +258,29 @@ class Traffic:
         """Raises: ProtocolBreachError."""
         if (request := self.queue.find_running(message.request_id)) is not None:
             self._check_length(request.progress.render(message.token_ids, last=message.last))
+            if message.last and request.trace is not None:
+                request.trace.rendered(request.progress.prompt_ids)
 
     def failed(self, message: RequestFailed) -> None:
         if (request := self.queue.find_running(message.request_id)) is not None:
             refusal = Refusal(message.code, message.message, param=request.param_of(message))
-            self._refuse(request, refusal)
-            self._finished(request)
+            self.refuse(request, refusal)
+
+    def refuse(self, request: Request, refusal: Refusal) -> None:
+        """Refuse a running request, which the worker has dropped."""
+        self._refuse(request, refusal)
+        self._finished(request)
+
+    def park_cold(self, request: Request) -> None:
+        """Keep a running request, which the worker has dropped, for the next worker. That one gets
+        it without cached blocks.
+        """
+        request.progress.cold = True
+        self.queue.remove(request)
+        request.park(self._loop.time())
+        self._note_park(request)
+        self.queue.park([request])
+        self._owner.notify()
 
     # From the supervisor
 
@@ -322,6 +343,8 @@ class Traffic:
             self._refuse(request, refusals.too_large())
             return
         request.sampling = connection.sampling
+        if request.trace is not None:
+            request.trace.sent(connection.fingerprint, connection.prompts, connection.incarnation)
         self.queue.run(request)
         now = self._loop.time()
         request.start(now)
@@ -449,6 +472,11 @@ class Traffic:
         if request.usage is not None and request.prompt_counts:
             self.prompt_tokens += request.usage.prompt_tokens
             self.cached_tokens += request.usage.cached_tokens
+
+    def _count_loop(self, last: Delta) -> None:
+        if last.repeats:
+            self.meter.looped_answers += 1
+            self.meter.repetition_stops += last.finish_reason == "stop"
 
     def _charge_passage(self, request: Request) -> None:
         """A passage costs the seconds for which it had a place."""

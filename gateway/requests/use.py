@@ -133,8 +133,9 @@ class ModelMeter:
     """Counts of one model's requests. Only `parked` and `resumed` include probes. `prompt_tokens`
     counts the tokens of prompts whose answer has begun. `parked` counts how often a request was
     parked, and `resumed` how often a request was sent again. `guesses` counts the guesses that were
-    checked for the generated tokens. `latest_s` has the last times to a first token, in seconds,
-    until somebody takes them away.
+    checked for the generated tokens. `looped_answers` repeated the same tokens until they were cut
+    off, the `repetition_stops` among them because of that. `latest_s` has the last times to a first
+    token, in seconds, until somebody takes them away.
     """
 
     def __init__(self) -> None:
@@ -148,6 +149,8 @@ class ModelMeter:
         self.guesses = Guesses()
         self.parked = 0
         self.resumed = 0
+        self.looped_answers = 0
+        self.repetition_stops = 0
 
     def sent(self, timing: Timing, now: float) -> None:
         """Note that a worker has a request."""

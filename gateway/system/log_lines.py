@@ -184,7 +184,7 @@ def gateway_logs(
     root.setLevel(level.upper())
     root.addHandler(entrance)
     if not root.isEnabledFor(logging.DEBUG):
-        # httpx logs each request at INFO, and the gateway asks each agent twice a second.
+        # httpx logs each request at INFO.
         logging.getLogger("httpx").setLevel(logging.WARNING)
     writer.start()
     if sys.stderr is not None:

@@ -42,7 +42,7 @@ def default_state_dir() -> Path:
 
 
 def lock_holder(path: Path) -> int | None:
-    """The pid of the gateway or agent that holds the lock; None: none does, or it can't be read."""
+    """The pid of the gateway that holds the lock; None: none does, or it can't be read."""
     try:
         # Without O_NONBLOCK the open of a named pipe would wait for a writer.
         lock = os.open(path / "gateway.lock", os.O_RDONLY | os.O_NONBLOCK)
@@ -97,7 +97,6 @@ class StateDir:
         self.crash_log_path = self.logs / "crash.log"
         # No model has a log of this name: ids are quoted, and quoted ids have no parentheses.
         self.spare_log_path = self.logs / "(spare).log"
-        # The log of the ranks that an agent has started.
         # The files with `UncleanStarts`, `NextGateway` and `Address`.
         self.starts_path = self.path / "starts.json"
         self.successor_path = self.path / "successor.json"
@@ -134,9 +133,9 @@ class StateDir:
         """Create the folder, take the lock, remove sockets of an earlier gateway.
 
         Raises:
-            StateDirError: another gateway or agent uses the folder; its path is too long or not
-                UTF-8; it can't be written; other accounts may write to it; or a folder, a pipe or
-                the like is in the place of a file.
+            StateDirError: another gateway uses the folder; its path is too long or not UTF-8; it
+                can't be written; other accounts may write to it; or a folder, a pipe or the like is
+                in the place of a file.
         """
         try:
             endpoint(self.longest_socket_path)
@@ -213,8 +212,8 @@ class StateDir:
             holder = os.read(lock, 100).decode("ascii", "replace").strip() or "unknown"
             os.close(lock)
             raise StateDirError(
-                f"Another gateway or agent (pid {holder}) uses the state folder {self.path}: stop "
-                "it, or choose another folder with --state-dir."
+                f"Another gateway (pid {holder}) uses the state folder {self.path}: stop it, "
+                "or choose another folder with --state-dir."
             ) from None
         self.release()
         self._lock = lock

@@ -20,6 +20,7 @@ import msgspec
 from gateway.system.notation import format_size
 from protocol.life import (
     Bound,
+    CacheQuarantined,
     Heartbeat,
     Limit,
     Load,
@@ -132,6 +133,7 @@ class RankReservation:
 # The fields with bytes, by types of messages. In messages from and to rank 0 these are bytes of one
 # rank; elsewhere in the gateway they are bytes of all ranks.
 SCALED: Final[dict[type[Message], tuple[str, ...]]] = {
+    CacheQuarantined: ("blocks_bytes",),
     Heartbeat: ("memory", "prompt_cache_bytes"),
     Limit: ("limit_bytes", "beside_bytes", "bound"),
     Load: ("limit_bytes", "beside_bytes", "working_bytes", "working_token_bytes", "bound"),

@@ -14,7 +14,7 @@ from msgspec import Struct
 from gateway.memory.allocation import WorkerReading
 from gateway.system.memory_reading import Footprint
 from gateway.system.processes import ProcessIdentity
-from protocol.life import Ability, Heartbeat, MlxMemory, Need, Ready
+from protocol.life import Ability, Heartbeat, MlxMemory, Need, PromptCaching, Ready
 from protocol.requests import SamplingDefaults
 
 _READINGS: Final = 5
@@ -172,6 +172,7 @@ class WorkerReport:
     counts requests that wait for memory in the worker. The worker computes at most `rows` sequences
     at a time; 0: it isn't known. `alone` says why it computes requests one at a time, if it does.
     `tokens_per_s` is of the last window. The server of a command listens at `address`.
+    `prompts` says how the model's prompts are cached.
     """
 
     def __init__(self, memory: WorkerMemory) -> None:
@@ -184,6 +185,7 @@ class WorkerReport:
         self.tokens_per_s: float | None = None
         self.address = ""
         self.alone = ""
+        self.prompts = PromptCaching()
         self._memory = memory
         self._loop = asyncio.get_running_loop()
         self._last_step_at: float | None = None
@@ -207,6 +209,7 @@ class WorkerReport:
         self.sampling = ready.sampling
         self.address = ready.address
         self.alone = ready.alone
+        self.prompts = ready.prompts
 
     def record_need(self, need: Need) -> None:
         self.context_tokens = need.context_tokens
@@ -278,3 +281,4 @@ class WorkerState(Struct, frozen=True, kw_only=True):
     files: tuple[str, ...] = ()
     address: str = ""
     alone: str = ""
+    prompts: PromptCaching = PromptCaching()

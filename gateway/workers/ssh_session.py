@@ -222,7 +222,7 @@ class SshSession:
             status = f"exit code {code}" if code >= 0 else f"signal {-code}"
         except TimeoutError:
             status = "the end of its output"
-        last = next((line for line in reversed(self._errors) if line), None)
+        last = next((line.rstrip(".") for line in reversed(self._errors) if line), None)
         return f"ssh to {self.host} ended with {status}" + (f": {last}" if last else "")
 
     async def _read_errors(self) -> None:

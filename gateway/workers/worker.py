@@ -183,6 +183,7 @@ class Worker:
             files=self._files,
             address=self.report.address,
             alone=self.report.alone,
+            prompts=self.report.prompts,
         )
 
     @property
@@ -202,6 +203,7 @@ class Worker:
         self._clears = PromptClears(state.clears)
         self.report.address = state.address
         self.report.alone = state.alone
+        self.report.prompts = state.prompts
 
     def read_output(self, begun: bytes) -> None:
         """Read the output of an adopted worker from now on. `begun` is the part of a line that was

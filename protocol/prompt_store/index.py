@@ -74,6 +74,8 @@ CREATE TRIGGER block_goes AFTER DELETE ON block BEGIN
     DELETE FROM owner WHERE name = OLD.owner AND files = 0;
 END;
 """
+# The kind of a block that is not to be found any more. Nobody knows its key.
+QUARANTINED: Final = "quarantined"
 _ENTRY: Final = "SELECT key, parent, token_ids, payload_bytes, kind FROM block "
 # These errors say that the index is gone, is no database, or has other tables.
 _DAMAGE: Final = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -199,7 +201,8 @@ class Index:
     # Looking
 
     def children(self, parent: bytes) -> list[Entry]:
-        return [_entry(row) for row in self._look(_ENTRY + "WHERE parent = ?", parent)]
+        query = _ENTRY + "WHERE parent = ? AND kind != ?"
+        return [_entry(row) for row in self._look(query, parent, QUARANTINED)]
 
     def find(self, key: bytes) -> Entry | None:
         rows = self._look(_ENTRY + "WHERE key = ?", key)
@@ -225,6 +228,15 @@ class Index:
         highest = bytes([first_byte]) + b"\xff" * (KEY_BYTES - 1)
         rows = self._look("SELECT key FROM block WHERE key BETWEEN ? AND ?", lowest, highest)
         return {key for (key,) in rows}
+
+    def numbered(self, owner: str, after: int, most: int) -> list[tuple[int, Entry]]:
+        """The next blocks of an owner behind the number `after`, with their numbers."""
+        query = (
+            "SELECT number, key, parent, token_ids, payload_bytes, kind FROM block"
+            " WHERE owner = ? AND number > ? AND kind != ? ORDER BY number LIMIT ?"
+        )
+        rows = self._look(query, owner, after, QUARANTINED, most)
+        return [(row[0], _entry(row[1:])) for row in rows]
 
     def last_number(self) -> int:
         """The number of the block that was written last. Later blocks have higher numbers."""
@@ -339,6 +351,17 @@ class Transaction:
     def remove(self, key: bytes) -> bool:
         """Remove a block. Return False if there was no such block."""
         return self._connection.execute("DELETE FROM block WHERE key = ?", (key,)).rowcount > 0
+
+    def quarantine(self, key: bytes, new_key: bytes) -> bool:
+        """Give a block a key by which nobody looks. Return False if there was no such block."""
+        # The children don't find the block under its new key any more.
+        query = "UPDATE block SET key = ?, kind = ?, children = 0 WHERE key = ?"
+        return self._connection.execute(query, (new_key, QUARANTINED, key)).rowcount > 0
+
+    def children(self, parent: bytes) -> list[bytes]:
+        """The keys of the blocks that follow a block, also if that block is gone."""
+        query = "SELECT key FROM block WHERE parent = ? AND kind != ?"
+        return [key for (key,) in self._connection.execute(query, (parent, QUARANTINED))]
 
     def mark(self, key: bytes) -> None:
         """Note that a block is used now."""

@@ -64,6 +64,10 @@ class UnfitError(Exception):
     """A file doesn't hold the payload of its block. The text says why."""
 
 
+class AlteredError(UnfitError):
+    """A file has the length of its block's payload, but other bytes."""
+
+
 def disk_bytes(payload_bytes: int) -> int:
     """The size of a payload's file, in whole blocks of the disk."""
     return blocks_of(_HEADER.size + payload_bytes)
@@ -122,7 +126,8 @@ class Payloads:
         finally:
             os.close(descriptor)
         _require(sum(map(len, chunks)) == length, "it is torn")
-        _require(_checksum(entry, chunks) == checksum, "its checksum is wrong")
+        if _checksum(entry, chunks) != checksum:
+            raise AlteredError("its checksum is wrong")
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     @contextlib.contextmanager
@@ -155,6 +160,11 @@ class Payloads:
         path = self.path(key)
         _make_folder(path.parent)
         unfinished.replace(path)
+
+    def rename(self, key: bytes, new_key: bytes) -> None:
+        """Give a block's file the name of another key, if there is such a file. Raises OSError."""
+        with contextlib.suppress(FileNotFoundError):
+            self.place(self.path(key), new_key)
 
     def remove(self, key: bytes) -> bool:
         """Remove a block's file. Return False if there was no file; a folder of that name stays.

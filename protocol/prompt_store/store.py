@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import errno
+import functools
 import logging
+import secrets
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
 from math import inf
 from pathlib import Path
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from protocol.prompt_store.home import Home, UntrustedError, drop, remove_set_aside, sweep
 from protocol.prompt_store.index import Bounds, Speeds, Transaction, is_damage
-from protocol.prompt_store.payloads import KEY_BYTES, Entry, UnfitError, disk_bytes
+from protocol.prompt_store.payloads import KEY_BYTES, AlteredError, Entry, UnfitError, disk_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -116,6 +118,19 @@ class PromptStore:
         if not len(entry.key) == len(entry.parent) == KEY_BYTES or entry.key == entry.parent:
             raise ValueError(f"the keys must be two different ones of {KEY_BYTES} bytes")
         return self._attempt(lambda home: self._write(home, entry, views, owner), False)
+
+    def quarantine(self, keys: Sequence[bytes]) -> int:
+        """Let these blocks and all that follow them not be found any more, by any process. Their
+        files stay until they are evicted or cleared. Returns how many blocks there were.
+        """
+        return self._attempt(lambda home: self._quarantine(home, keys), 0)
+
+    def prove(self, owner: str, after: int, most_bytes: int) -> StoredProof:
+        """Compare blocks of an owner with their checksums: those behind the number `after`, up to
+        about `most_bytes`. This counts as no use of the blocks.
+        """
+        proof = StoredProof(None, 0, [])
+        return self._attempt(lambda home: self._prove(home, owner, after, most_bytes), proof)
 
     def speeds(self, model: bytes) -> Speeds:
         """The speeds that a worker recorded last for this model."""
@@ -222,6 +237,38 @@ class PromptStore:
             home.payloads.place(unfinished, entry.key)
             transaction.add(entry, owner, needed)
         return True
+
+    def _quarantine(self, home: Home, keys: Sequence[bytes]) -> int:
+        going, count = list(keys), 0
+        while going:
+            with home.index.transaction() as transaction:
+                for key in (going.pop() for _ in range(min(_BATCH, len(going)))):
+                    # Under another key the block's place is free for one that is computed anew.
+                    new_key = secrets.token_bytes(KEY_BYTES)
+                    if transaction.quarantine(key, new_key):
+                        transaction.undo_by(functools.partial(home.payloads.rename, new_key, key))
+                        home.payloads.rename(key, new_key)
+                        count += 1
+                    going += transaction.children(key)
+        return count
+
+    def _prove(self, home: Home, owner: str, after: int, most_bytes: int) -> StoredProof:
+        numbered = home.index.numbered(owner, after, _BATCH)
+        blocks, wrong, last = 0, list[bytes](), None
+        for number, entry in numbered:
+            last = number
+            most_bytes -= entry.payload_bytes
+            try:
+                home.payloads.read(entry)
+            except AlteredError:
+                wrong.append(entry.key)
+            except UnfitError:
+                # The block is gone, or its writer was killed. A request would drop it.
+                continue
+            blocks += 1
+            if most_bytes <= 0:
+                break
+        return StoredProof(last, blocks, wrong)
 
     def _record_speeds(self, home: Home, model: bytes, measured: Speeds) -> None:
         if not self._rests():
@@ -392,6 +439,16 @@ class PromptStore:
         level = logging.DEBUG if kind in self._logged else logging.WARNING
         self._logged.add(kind)
         logger.log(level, text, *values)
+
+
+class StoredProof(NamedTuple):
+    """So many `blocks` were compared with their checksums, up to the block with `last_number`
+    (None: there was none), and those with the keys `wrong` differ.
+    """
+
+    last_number: int | None
+    blocks: int
+    wrong: list[bytes]
 
 
 class _FreedBytes:

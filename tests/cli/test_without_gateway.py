@@ -107,6 +107,35 @@ def test_ctrl_c_leaves_the_part_and_no_process(hub: Hub, tmp_path: Path) -> None
     assert invoke("pull", SLOW).exit_code == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_an_ended_command_removes_the_folder_of_its_gateway(
+    hub: Hub,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+) -> None:
+    folder = tmp_path_factory.mktemp("d")
+    monkeypatch.setenv("TMPDIR", str(folder))
+    hub.rate = 2e5
+    with started("pull", SLOW) as running:
+        eventually(lambda: list(folder.glob("bh-*/state/address.json")), START_S)
+        running.send_signal(number)
+        assert running.wait(START_S) == 128 + number
+    hub.rate = None
+    assert list(folder.glob("bh-*")) == []
+
+
+def test_ctrl_c_ends_a_command_without_a_client_as_any_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gateway.cli.estimate.read_draft", interrupt)
+    ended = invoke("estimate", "demo")
+    assert (ended.exit_code, ended.stderr) == (130, "")
+
+
 def test_temporary_gateway_ends_with_a_killed_command(hub: Hub, tmp_path: Path) -> None:
     hub.rate = 2e5
     with started("pull", SLOW) as running:

@@ -16,7 +16,13 @@ from gateway.config.settings import Flags, MemorySettings
 from gateway.doctor.errands import ErrandOutcome, run_errand
 from gateway.doctor.files import judge_disk
 from gateway.doctor.finding import Check, Finding, Severity, error, findings, ok, warning, worst
-from gateway.doctor.gateway import Leftover, judge_deaths, judge_leftovers, judge_workers
+from gateway.doctor.gateway import (
+    Leftover,
+    judge_caches,
+    judge_deaths,
+    judge_leftovers,
+    judge_workers,
+)
 from gateway.doctor.installation import Installation
 from gateway.doctor.machine import (
     judge_device,
@@ -34,6 +40,7 @@ from gateway.doctor.throughput import SpeedComparison, judge_throughput
 from gateway.memory.fitting import budget_of
 from gateway.service.definition import Installed
 from gateway.system.memory import DeviceMemory, HostMemory
+from gateway.workers.cache_proof import CacheProofState
 from gateway.workers.cause_of_death import RepeatedDeath
 from protocol.errands import Environment, Examine, Examined
 
@@ -336,3 +343,13 @@ class TestThroughput:
             assert "That proves little" in found.evidence
             well = judge_throughput(SpeedComparison("demo", 80, 87, beside, busy), ("system",))
             assert well.severity is Severity.OK
+
+
+def test_wrong_cached_prompts_are_told_of_each_model() -> None:
+    wrong = CacheProofState(quarantined_blocks=3, failures=2, off="since", last_at=0.0)
+    right = CacheProofState(proven_tokens=100, last_at=0.0)
+    (finding,) = judge_caches({"m": wrong, "n": right, "o": None}, gateway_runs=True)
+    assert (finding.severity, finding.subject) == (Severity.WARNING, "m")
+    assert "3 of its cached blocks were wrong" in finding.evidence
+    assert "without a prompt cache" in finding.evidence
+    assert _severities(judge_caches({"n": right}, gateway_runs=True)) == [Severity.OK]

@@ -15,7 +15,7 @@ from gateway import VERSION
 from gateway.access.api_key import KeyTerms
 from gateway.access.key_file import KeyFile
 from gateway.config.model_folders import DEMO_FOLDER
-from gateway.server.server import StartRecord
+from gateway.server.process import StartRecord
 from gateway.system.state_dir import StateDir
 from tests.cli.canned import CannedGateway
 from tests.doctor.machine import Machine

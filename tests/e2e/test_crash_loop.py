@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from gateway.cli import main
 from gateway.memory.leak_check import StrandedRecord, write_stranded
-from gateway.server.server import LIMIT
+from gateway.server.process import LIMIT
 from tests.support.folders import short_folder
 from tests.support.gateway import START_S, Gateway, eventually
 

@@ -99,7 +99,8 @@ def test_a_request_is_a_span_with_its_phases(
 
 def test_nothing_of_it_is_imported_where_nobody_asks() -> None:
     code = (
-        "import sys; import gateway.server.server; from gateway.http.wire.access_log import spans; "
+        "import sys; import gateway.server.process; "
+        "from gateway.http.wire.access_log import spans; "
         "assert spans({}) is None; assert spans({'OTEL_SDK_DISABLED': 'true', "
         "'OTEL_EXPORTER_OTLP_ENDPOINT': 'http://x'}) is None; "
         "assert not [each for each in sys.modules if each.startswith('opentelemetry')]"

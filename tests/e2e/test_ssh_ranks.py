@@ -245,7 +245,9 @@ async def test_killed_sshd_ends_the_rank(machine, host, tmp_path):
     machine.kill_sessions()
     end = await end_of(rank)
     assert end.status is None
-    assert end.reason.startswith("ssh to studio2 ended with exit code 255")
+    assert end.reason.startswith("ssh to studio2 ended with exit code 255: ")
+    # Sentences go on after it.
+    assert not end.reason.endswith(".")
     assert gone(rank.pid)
     assert (await host.figures()).free_bytes == 8_000_000_000
 

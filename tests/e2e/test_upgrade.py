@@ -160,7 +160,7 @@ def test_successor_that_crashes_at_its_start(
     workers, pid = _workers(gateway), gateway.status()["pid"]
     streams = _streams(gateway)
     _begun(streams)
-    with _changed(installation / "gateway/server/server.py", lambda _: "raise RuntimeError('oh')"):
+    with _changed(installation / "gateway/server/process.py", lambda _: "raise RuntimeError('oh')"):
         refused = _upgrade(gateway)
     assert refused.status_code == 503
     assert "RuntimeError: oh" in refused.json()["error"]["message"]

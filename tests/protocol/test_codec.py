@@ -28,6 +28,8 @@ from protocol.answers import (
 )
 from protocol.life import (
     Bound,
+    CacheProven,
+    CacheQuarantined,
     ClearPromptCache,
     Device,
     Drain,
@@ -248,6 +250,10 @@ _from_worker: dict[type[Message], st.SearchStrategy[Any]] = {
         prompt=_integers,
     ),
     PromptCacheCleared: st.builds(PromptCacheCleared, reclaimed_bytes=_integers),
+    CacheProven: st.builds(CacheProven, blocks=_integers, tokens=_integers, failures=_integers),
+    CacheQuarantined: st.builds(
+        CacheQuarantined, blocks=_integers, blocks_bytes=_integers, source=st.text(), why=st.text()
+    ),
     Hello: st.builds(
         Hello,
         protocol_version=st.just(PROTOCOL_VERSION),

@@ -29,6 +29,8 @@ from protocol.answers import (
 )
 from protocol.life import (
     Bound,
+    CacheProven,
+    CacheQuarantined,
     ClearPromptCache,
     Device,
     Drain,
@@ -44,6 +46,7 @@ from protocol.life import (
     Need,
     PromptCacheCleared,
     PromptCacheDisk,
+    PromptCaching,
     RankLost,
     Ranks,
     Ready,
@@ -78,6 +81,7 @@ from protocol.requests import (
     Tools,
 )
 
+USAGE = Usage(10, 20, 5, stored_tokens=4)
 MEMORY = MlxMemory(active_bytes=1 << 40, cache_bytes=7, peak_bytes=(1 << 40) + 1)
 SAMPLING = Sampling(
     repetition_penalty=1.1,
@@ -201,6 +205,13 @@ SAMPLES: dict[type[Message], Message] = {
     ),
     ClearPromptCache: ClearPromptCache(),
     PromptCacheCleared: PromptCacheCleared(reclaimed_bytes=1_000_000),
+    CacheProven: CacheProven(blocks=12, tokens=512, failures=1, off=True),
+    CacheQuarantined: CacheQuarantined(
+        blocks=2,
+        blocks_bytes=3_000_000,
+        source="a prompt joined of 2 blocks",
+        why="a checksum differs",
+    ),
     Drain: Drain(),
     Move: Move(address="ipc:///s/next", key=b"kkkk", parent=7),
     Moved: Moved(),
@@ -233,6 +244,7 @@ SAMPLES: dict[type[Message], Message] = {
         sampling=SamplingDefaults(0.6, 0.95, 20, 0.05),
         address="127.0.0.1:8080",
         alone="the caches of this model can't be merged",
+        prompts=PromptCaching("0f", at_places=True, on_disk=True),
     ),
     LoadFailed: LoadFailed(reason="there are no weights", permanent=True),
     Rendered: Rendered(request_id="r-1", token_ids=pack([1, 2, 3]), last=True),
@@ -240,7 +252,7 @@ SAMPLES: dict[type[Message], Message] = {
         step=9,
         deltas=(
             Delta("r-1", (1, 2), (Reasoning("Once"), Text(" upon")), guesses=Guesses(1, 2)),
-            Delta("r-2", (3,), (ToolCall(0, "{", "size"),), "stop", Usage(10, 20, 5), "END"),
+            Delta("r-2", (3,), (ToolCall(0, "{", "size"),), "stop", USAGE, "END"),
             Delta(
                 "r-3", (4,), (Logprobs((TokenLogprob(b"a", -1.5, (Alternative(b"b", -2.5),)),)),)
             ),

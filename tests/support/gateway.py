@@ -21,11 +21,11 @@ import psutil
 from gateway.system.log_lines import readable
 from tests.support.folders import short_folder
 
-# Deadlines on a machine that does much else. Only a defect waits for their end.
+# Deadlines for a busy machine: only a defect lets one pass.
 SOON_S = 20.0
 STOP_S = 120.0
-# Of whatever needs a process of ours first: its imports and its load take 15 s beside two programs
-# that compute, and some conditions need several processes, one after the other.
+# For what needs a new process of ours. Beside two programs that compute, its imports and its load
+# take 15 s, and some conditions need several processes, one after the other.
 START_S = 120.0
 BULKHEAD = str(Path(sys.executable).with_name("bulkhead"))
 
@@ -33,7 +33,8 @@ BULKHEAD = str(Path(sys.executable).with_name("bulkhead"))
 class Gateway:
     """`bulkhead serve` on a free port, in a state folder of its own.
 
-    Without a spare unless told so: its imports would cost each of a hundred gateways two seconds.
+    It has no spare worker unless `arguments` have `--spare`: the spare's imports take two seconds,
+    and the tests start a hundred gateways.
     """
 
     def __init__(
@@ -46,8 +47,9 @@ class Gateway:
         prepare: Callable[[Path], None] | None = None,
         verify: ssl.SSLContext | bool = True,
     ) -> None:
-        """`prefix` is a command that becomes the gateway's, as `setpriv` does. `prepare` gets the
-        state folder before the gateway does; `verify` is what its certificate is checked with.
+        """`prefix` is a command that replaces itself by the gateway, as `setpriv` does. `prepare`
+        is called with the state folder before the start. `verify` says how the gateway's
+        certificate is checked.
         """
         # Short, since the paths of sockets are bounded; pytest's folders are not.
         self._folder = short_folder()
@@ -68,7 +70,7 @@ class Gateway:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # What lies in somebody's own cache would be found, and served.
+            # The gateway would find and serve the models in the cache of whoever runs the tests.
             env={
                 **os.environ,
                 "HF_HUB_CACHE": str(Path(self._folder.name) / "cache"),
@@ -86,7 +88,7 @@ class Gateway:
 
     @property
     def log(self) -> str:
-        """As people read it."""
+        """The log in the form for people."""
         return "".join(f"{readable(line)}\n" for line in list(self._log))
 
     def status(self) -> dict[str, Any]:
@@ -107,7 +109,7 @@ class Gateway:
         return self.client.post(f"/admin/v1/models/{model_id}/{verb}", json=options)
 
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:
-        """All that are kept, or those of one kind."""
+        """All events that the gateway keeps, or those of one kind."""
         text = self.client.get("/admin/v1/events?follow=0&recent=1000").text
         events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
         return [event for event in events if kind in (None, event["event"])]
@@ -123,13 +125,13 @@ class Gateway:
         return self.client.post("/v1/chat/completions", json=body, headers=headers)
 
     def say(self, text: str, model_id: str = "demo", **fields: Any) -> str:
-        """The text of a whole answer."""
+        """Say this to the model, and return the text of its whole answer."""
         answer = self.chat(text, model_id, **fields).raise_for_status().json()
         content: str = answer["choices"][0]["message"]["content"]
         return content
 
     def stop(self) -> int:
-        """End it as launchd would; returns its exit status."""
+        """End the gateway as launchd would. Returns its exit status."""
         self.client.close()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
@@ -171,7 +173,9 @@ def gone(pid: int) -> bool:
 def eventually(
     condition: Callable[[], Any], within_s: float = SOON_S, every_s: float = 0.05
 ) -> Any:
-    """The first true value of a condition. Whoever waits longer than usual says why."""
+    """Call the condition until it returns something true, and return that. A caller that passes
+    `within_s` says why it waits longer than usual.
+    """
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         if value := condition():

@@ -210,6 +210,8 @@ class BatchedEngine(QueuedEngine):
         )
         self._costs.add([row.sequence.sharer for row in decoding], seconds - batch.prefill_s)
         self._stepped = batch
+        for row in batch.collect_spoilt():
+            self._retry_cold(row)
         return tokens
 
     def store_blocks(self) -> None:

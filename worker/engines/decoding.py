@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from worker.mlx_lm.caches import (
 )
 from worker.mlx_lm.generator import Tap
 from worker.mlx_lm.generator import decode as decode_tokens
+from worker.mlx_lm.step_watch import are_valid, watch
 from worker.sampling.scores import Score
 from worker.structure.sampler import ConstrainedSampler
 from worker.system.errors import ModelError, may_pass, one_sentence
@@ -77,8 +79,11 @@ def _check_quantizable(caches: list[Any]) -> None:
 
 
 class DecodedToken(NamedTuple):
+    """A token, which isn't `valid` if the logits that it was drawn from aren't."""
+
     token_id: int
     score: Score | None
+    valid: bool
 
 
 class RowSampler:
@@ -86,11 +91,24 @@ class RowSampler:
 
     def __init__(self, sequence: Sequence, model: Any) -> None:
         self.tap = Tap(model)
-        self._sampler = ConstrainedSampler[int](lambda: (0,), self.tap.pop_logits)
+        self._sampler = ConstrainedSampler[int](lambda: (0,), self._pop_logits)
+        # The levels of the logits of tokens that were not given out yet.
+        self._levels: deque[mx.array] = deque()
         sequence.join(self._sampler, 0)
 
     def __call__(self, logprobs: mx.array) -> mx.array:
         return self._sampler(logprobs)
+
+    def _pop_logits(self) -> mx.array:
+        logits = self.tap.pop_logits()
+        levels = watch(logits[:, -1, :]).levels
+        mx.async_eval(levels)  # type: ignore[no-untyped-call]  # MLX's own stubs
+        self._levels.append(levels)
+        return logits
+
+    def next_valid(self) -> bool:
+        """Whether the earliest token that wasn't asked for yet was drawn from valid logits."""
+        return all(are_valid(self._levels.popleft()))
 
     def next_score(self) -> Score | None:
         return self._sampler.next_score(0)
@@ -109,4 +127,4 @@ def decode(sequence: Sequence, caches: list[Any], sampler: RowSampler) -> Iterat
     for token_id in decode_tokens(
         sequence.token_ids, sampler.tap, caches, sequence.max_tokens, sampler, budget
     ):
-        yield DecodedToken(token_id, sampler.next_score())
+        yield DecodedToken(token_id, sampler.next_score(), sampler.next_valid())

@@ -10,6 +10,7 @@ from worker.engines.room import BatchSize, CacheRoom
 from worker.engines.row import CachedRow, SequenceRow
 from worker.engines.sequence import EngineNeed, Sequence
 from worker.prompt_cache.cache import ComputedRow, PromptCache, RestoredCaches
+from worker.prompt_cache.found import FoundPrompt
 from worker.prompt_cache.path import BLOCK_TOKENS, Path
 
 # Blocks of an answer are stored so many at a time, since each time costs a copy in each layer.
@@ -149,7 +150,15 @@ class PromptKeeper:
     def restore(self, sequence: Sequence) -> RestoredCaches | None:
         if sequence.path is None:
             return None
-        return self.cache.restore(sequence.path, len(sequence.token_ids))
+        restored = self.cache.restore(sequence.path, len(sequence.token_ids))
+        if restored is not None and not self.cache.rehearses:
+            path = sequence.path.to_depth(restored.tokens // BLOCK_TOKENS)
+            self.cache.found.add(FoundPrompt(path, sequence.token_ids))
+        return restored
+
+    def quarantine(self, path: Path, first: int, why: str) -> int:
+        """See `PromptCache.quarantine`."""
+        return self.cache.quarantine(path, first, why)
 
     def forget(self, request_ids: Iterable[str]) -> None:
         for request_id in self._asked.keys() & set(request_ids):
@@ -157,6 +166,29 @@ class PromptKeeper:
         for request_id in self._fetching.intersection(request_ids):
             self.cache.forget(request_id)
             self._fetching.discard(request_id)
+
+    def quarantine_row(self, row: SequenceRow) -> int:
+        """Have no sequence find the doubtful blocks of a row whose logits weren't valid: those from
+        the first on that isn't finite, or that no step with valid logits has looked at. Returns how
+        many these are.
+        """
+        path = row.sequence.path
+        if path is None:
+            return 0
+        token_ids = row.sequence.token_ids + row.generated
+        path = path.to(token_ids)
+        # The step of the last token that was given out has looked at all tokens before.
+        looked_at = (len(token_ids) - 1) // BLOCK_TOKENS if row.generated else 0
+        first = self.cache.first_doubtful(path, looked_at)
+        if first >= len(path.keys):
+            return 0
+        return self.quarantine(path, first, "the logits of a step weren't valid")
+
+    def _note_valid(self, row: SequenceRow) -> None:
+        """Note the blocks of a row's prompt as valid, once the row has given out a token."""
+        if row.generated and not row.noted_valid and row.sequence.path is not None:
+            row.noted_valid = True
+            self.cache.note_valid(row.sequence.path)
 
     def store_blocks(
         self, running: Iterable[CachedRow], ended: Iterable[CachedRow], sizes: list[BatchSize]
@@ -167,6 +199,7 @@ class PromptKeeper:
         self.cache.store()
         self._missing_bytes = 0
         for row in running:
+            self._note_valid(row.row)
             depth, beyond = divmod(row.row.seen_tokens, BLOCK_TOKENS)
             if self.cache.needs_snapshots:
                 # A snapshot has the present state. After a wrong guess the state of a row that

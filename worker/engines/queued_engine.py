@@ -8,7 +8,8 @@ from math import inf
 
 from worker.engines.keeper import PromptKeeper
 from worker.engines.room import CacheRoom
-from worker.engines.sequence import EngineNeed, Sequence
+from worker.engines.row import SequenceRow
+from worker.engines.sequence import EngineNeed, Sequence, SpoiltSequence
 from worker.engines.turns import SharerSeconds, Turns
 from worker.prompt_cache.cache import PromptCache
 
@@ -27,6 +28,7 @@ class QueuedEngine(ABC):
         # The numbers of the turns of waiting sequences that haven't begun before.
         self._numbers: dict[str, float] = {}
         self._costs = SharerSeconds()
+        self._spoilt: list[SpoiltSequence] = []
 
     @property
     def waiting(self) -> int:
@@ -75,6 +77,20 @@ class QueuedEngine(ABC):
         if hopeless:
             self._forget({waiting.request_id for waiting in hopeless})
         return hopeless
+
+    def _retry_cold(self, row: SequenceRow) -> None:
+        """Have the sequence of a row whose logits weren't valid go on without cached blocks, unless
+        it did so already. Its blocks that may be to blame are not found any more.
+        """
+        goes_on = not row.sequence.cold
+        if goes_on:
+            self._add_first(row.sequence.rest(row.generated).as_cold())
+        blocks = 0 if self._keeper is None else self._keeper.quarantine_row(row)
+        self._spoilt.append(SpoiltSequence(row.sequence.request_id, goes_on, blocks))
+
+    def collect_spoilt(self) -> list[SpoiltSequence]:
+        spoilt, self._spoilt = self._spoilt, []
+        return spoilt
 
     def clear_prompts(self) -> int:
         return 0 if self._keeper is None else self._keeper.cache.clear()

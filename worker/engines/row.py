@@ -31,6 +31,8 @@ class SequenceRow:
     cached_blocks: int | None = None
     # The scores of the prompt's tokens so far; None: no scores are wanted.
     prompt_scores: list[Score] | None = None
+    # Whether the prompt cache knows that a valid step has looked at the prompt's blocks.
+    noted_valid: bool = False
 
     @classmethod
     def of(cls, sequence: Sequence, done: int, number: int = 0) -> SequenceRow:

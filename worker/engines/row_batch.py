@@ -80,6 +80,7 @@ class RowBatch:
         # until they join mlx-lm's batch.
         self._lone: dict[int, LonePrompt] = {}
         self._unfit: list[BrokenSequence] = []
+        self._spoilt: list[SequenceRow] = []
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -232,7 +233,20 @@ class RowBatch:
             if response.prompt_cache is not None:
                 self._ended.append((row, response.prompt_cache))
                 self._forget(response.uid)
+        if spoilt := self._generator.spoilt:
+            self._remove_spoilt(spoilt)
         return tokens
+
+    def _remove_spoilt(self, uids: list[int]) -> None:
+        self._spoilt += [self._rows[uid] for uid in uids]
+        self._generator.remove_spoilt(uids)
+        for uid in uids:
+            self._forget(uid)
+
+    def collect_spoilt(self) -> list[SequenceRow]:
+        """The rows that left with the last step because their logits weren't valid."""
+        spoilt, self._spoilt = self._spoilt, []
+        return spoilt
 
     def remove_broken(self) -> list[BrokenSequence]:
         """Take out rows that can't go on."""

@@ -66,6 +66,8 @@ class Sequence:
     # Who shares the model, and the weight of its turns.
     sharer: str = ""
     share: int = 1
+    # Whether this is the last try in this worker: it is made without cached blocks.
+    cold: bool = False
 
     @property
     def ends_at_eos(self) -> bool:
@@ -73,6 +75,10 @@ class Sequence:
         always does, since the constraint allows this token only after a complete answer.
         """
         return not self.ignore_eos or self.constrained is not None
+
+    def as_cold(self) -> Sequence:
+        """This sequence without cached blocks, and without storing any."""
+        return replace(self, path=None, cold=True)
 
     def join(self, sampler: ConstrainedSampler[Any], row: int) -> None:
         """Have `sampler` choose the tokens of this sequence, under the number `row`."""
@@ -136,6 +142,18 @@ class BrokenSequence:
     pictures: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class SpoiltSequence:
+    """A sequence whose logits weren't finite, or were all the same. The token of these logits was
+    not given out. It `goes_on` cold, or leaves the engine. So many of its cached `blocks` are not
+    found any more.
+    """
+
+    request_id: str
+    goes_on: bool
+    blocks: int
+
+
 class Engine(Protocol):
     """Runs sequences. Not thread-safe: only the engine thread calls the methods."""
 
@@ -173,6 +191,9 @@ class Engine(Protocol):
 
     def remove_broken(self) -> list[BrokenSequence]:
         """Take out sequences that can't go on."""
+
+    def collect_spoilt(self) -> list[SpoiltSequence]:
+        """The sequences that were spoilt since the last call."""
 
     @property
     def active(self) -> int:

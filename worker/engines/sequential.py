@@ -133,9 +133,9 @@ class SequentialEngine(QueuedEngine):
         if run is None:
             return []
         began_s = perf_counter()
-        tokens = []
+        tokens: list[Token] = []
         if run.tokens is not None or not self._computes_prompt(run):
-            tokens.append(self._generate(run))
+            tokens += self._generate(run)
         self._costs.add([run.row.sequence.sharer], perf_counter() - began_s)
         return tokens
 
@@ -264,11 +264,16 @@ class SequentialEngine(QueuedEngine):
                 self._keeper.cache.speeds.observe_prefill(length, seconds)
             self._store_run(run, prefills=True)
 
-    def _generate(self, run: _RunningSequence) -> Token:
+    def _generate(self, run: _RunningSequence) -> list[Token]:
+        """The next token; none if its logits aren't valid."""
         row, sequence = run.row, run.row.sequence
         if run.tokens is None:
             run.tokens = self._decode(run)
-        token_id, score = next(run.tokens)
+        token_id, score, valid = next(run.tokens)
+        if not valid:
+            self._run = None
+            self._retry_cold(row)
+            return []
         finish_reason: FinishReason | None = None
         ends = token_id in self._eos_token_ids and sequence.ends_at_eos
         if ends or token_id in sequence.stop_token_ids:
@@ -280,7 +285,7 @@ class SequentialEngine(QueuedEngine):
         self._stepped = run
         if finish_reason is not None:
             self._run = None
-        return token
+        return [token]
 
     def _decode(self, run: _RunningSequence) -> Iterator[DecodedToken]:
         sequence = run.row.sequence

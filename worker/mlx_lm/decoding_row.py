@@ -87,7 +87,8 @@ class RowToken:
 @dataclass(eq=False)
 class DecodingRow:
     """A row that decodes. `tokens` are the known tokens of its answer. Its caches lack the last
-    `unseen` of these. The row gives out `most` tokens, and ends with a token of `ends`.
+    `unseen` of these. The row gives out `most` tokens, and ends with a token of `ends`. The last
+    token of a `spoilt` row was drawn from logits that aren't valid.
     """
 
     uid: int
@@ -98,6 +99,7 @@ class DecodingRow:
     tokens: list[int] = field(default_factory=list)
     given: int = 0
     unseen: int = 0
+    spoilt: bool = False
     states: RowStates = field(default_factory=RowStates)
 
     def __post_init__(self) -> None:

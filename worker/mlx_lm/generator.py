@@ -148,12 +148,14 @@ class Generator:
         lends: bool = True,
         grouping: Grouping = ONE_GROUP,
         numbers: Iterator[int] | None = None,
+        watches: bool = True,
     ) -> None:
         """At most `rows` rows decode at a time, and at most `prompts` prompts are computed. If a
         row ends, its last token comes with caches: with `lends` those of its whole group, otherwise
         a copy of the row's part. With a `guesser` the sampler is a `Checker`. `observe` gets the
         times of steps. Generators whose rows come together take their rows' `numbers` from one
-        iterator. The `drafter` guesses when the guesser asks for that.
+        iterator. The `drafter` guesses when the guesser asks for that. Without `watches` all logits
+        count as valid.
         """
         self.tap = tap
         tap.gives_states = drafter is not None and drafter.needs_states
@@ -167,7 +169,14 @@ class Generator:
         # Private names, since mlx-lm has no other way to set the classes of its batches.
         self._prompts = _Prompts.empty(tap, sampler)
         self._decoding = DecodingRows(
-            tap, sampler, guesser, observe, drafter, lends=lends, grouping=grouping
+            tap,
+            sampler,
+            guesser,
+            observe,
+            drafter,
+            lends=lends,
+            grouping=grouping,
+            watches=watches,
         )
         self._generator._prompt_batch = self._prompts
         self._generator._generation_batch = self._decoding
@@ -202,6 +211,19 @@ class Generator:
         with self._generator.stats() as stats:
             prompts, tokens = self._generator.next()
         return StepResult(prompts, tokens, stats.prompt_tokens, stats.prompt_time)
+
+    @property
+    def spoilt(self) -> list[int]:
+        """The rows whose logits weren't valid in the last step. They have to be removed before the
+        next one.
+        """
+        return self._decoding.spoilt
+
+    def remove_spoilt(self, rows: list[int]) -> None:
+        """Take spoilt rows out, so that nothing of them is left in the caches."""
+        with mx.stream(self._generator._stream):
+            self._decoding.wipe(rows)
+        self.remove(rows)
 
     def merge(self, other: Generator) -> None:
         """Take in all rows of another generator, which decode. Both have the same sampler."""

@@ -249,6 +249,10 @@ class RowsCache:
         chosen = mx.array(list(places))
         self.keys[chosen], self.values[chosen] = rows
 
+    def wipe(self, place: int) -> None:
+        """Write zeros to a place."""
+        self.keys[place] = self.values[place] = 0
+
     def extract(self, row: int) -> Any:
         """The row's own cache, as mlx-lm's class, with a copy of its tokens."""
         end, window = self.lengths.slots[row], self.lengths.window

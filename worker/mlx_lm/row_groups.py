@@ -193,6 +193,13 @@ class RowGroup:
                     leaf.put(to, arrays)
         self.places = list(range(count))
 
+    def wipe(self, row: int) -> None:
+        """Write zeros over the keys and values of a row."""
+        for leaf in self.leaves:
+            leaf.wipe(self.places[row])
+            # One after another: else MLX would hold the old arrays of several layers.
+            mx.eval(leaf.state)
+
     def extract(self, row: int) -> list[Any]:
         """The row's own caches, of a batch with one group, as mlx-lm's classes."""
         self.move_rows()

@@ -22,6 +22,7 @@ from worker.mlx_lm.drafting import DraftedRow, Drafting
 from worker.mlx_lm.guessing import DRAFTED, Checker, Drafter, Guesser, ObserveStep, RowGuesses
 from worker.mlx_lm.row_caches import RowsCache, rows_caches
 from worker.mlx_lm.row_groups import ONE_GROUP, Grouping, GroupSize, RowGroup, caches_of_step
+from worker.mlx_lm.step_watch import DrawnTokens, are_valid, watch
 
 
 @dataclass(eq=False)
@@ -46,6 +47,8 @@ class _RecurrentState:
 
 # A pause that is longer than this, in seconds, is not a part of the next step.
 _PAUSE_S: Final = 0.02
+# In place of a token that was drawn from logits that aren't valid.
+_NO_TOKEN: Final = -1
 
 
 class DecodingRows:
@@ -54,6 +57,9 @@ class DecodingRows:
 
     The next step is given to the device before the tokens of this step are read, unless guesses are
     likely to be worth more than that.
+
+    A row whose logits aren't valid gives out no token of them, and is `spoilt` after the step. The
+    caller has to take it out before the next step.
     """
 
     def __init__(
@@ -66,17 +72,20 @@ class DecodingRows:
         *,
         lends: bool,
         grouping: Grouping = ONE_GROUP,
+        watches: bool = True,
     ) -> None:
         """With `lends` the last token of a row comes with the caches of the whole group, which are
-        to be used before the next step. Otherwise it comes with a copy of the row's part.
+        to be used before the next step. Otherwise it comes with a copy of the row's part. Without
+        `watches` all logits count as valid.
         """
         self.model = model
         self._groups: list[RowGroup] = []
         self._grouping = grouping
         self._rows: list[DecodingRow] = []
-        # The next tokens of all rows, (rows,), if nobody has read them.
-        self._drawn: mx.array | None = None
+        # The next tokens of all rows, if nobody has read them.
+        self._drawn: DrawnTokens | None = None
         self._draw = checker
+        self._watches = watches
         self._guesser = guesser
         self._observe = observe
         self._lends = lends
@@ -91,6 +100,20 @@ class DecodingRows:
     @property
     def uids(self) -> list[int]:
         return [row.uid for row in self._rows]
+
+    @property
+    def spoilt(self) -> list[int]:
+        """The numbers of the rows whose logits weren't valid in the last step."""
+        return [row.uid for row in self._rows if row.spoilt]
+
+    def wipe(self, uids: list[int]) -> None:
+        """Clear the caches of these rows. A later row gets their places, and its mask doesn't hide
+        what isn't a number.
+        """
+        for place, row in enumerate(self._rows):
+            if row.uid in uids:
+                group, number = self._find(place)
+                group.wipe(number)
 
     @property
     def prompt_cache(self) -> list[Any]:
@@ -130,7 +153,7 @@ class DecodingRows:
         if not self._rows and (len(other._groups) > 1 or len(self._joining(other._groups[0])) == 1):
             self._rows, self._groups, self._drawn = other._rows, other._groups, other._drawn
             return
-        drawn = mx.concatenate([self._read_later(), other._read_later()])
+        drawn = self._read_later().join(other._read_later())
         for group in (*self._groups, *other._groups):
             group.move_rows()
         # MLX writes rows into the same memory if no step reads it any more.
@@ -230,7 +253,7 @@ class DecodingRows:
         for cache in self._shared:
             cache.filter(order)
         if self._drawn is not None:
-            self._drawn = self._drawn[mx.array(order)]
+            self._drawn = self._drawn.order(order)
 
     def _find(self, place: int) -> tuple[RowGroup, int]:
         """The group of a row, and the row's number there."""
@@ -240,24 +263,35 @@ class DecodingRows:
             place -= len(group)
         raise IndexError("The batch has fewer rows.")
 
-    def _read_later(self) -> mx.array:
-        """The next tokens of all rows, (rows,), without a wait."""
+    def _read_later(self) -> DrawnTokens:
+        """The next tokens of all rows, without a wait."""
         if self._drawn is not None:
             return self._drawn
         drawn = mx.array([row.tokens.pop() for row in self._rows], dtype=mx.uint32)
         for row in self._rows:
             row.unseen -= 1
-        return drawn
+        # Spoilt rows are gone by the time these tokens are given out.
+        return DrawnTokens(drawn, mx.zeros(len(self._rows)))
 
     def _read(self) -> None:
         """Wait for the tokens that the last step drew."""
         if self._drawn is None:
             return
-        tokens: list[int] = self._drawn.tolist()  # type: ignore[assignment]
-        for row, token in zip(self._rows, tokens, strict=True):
+        for row, token in zip(self._rows, self._wait(self._drawn), strict=True):
             row.tokens.append(token)
             row.unseen += 1
         self._drawn = None
+
+    def _wait(self, drawn: DrawnTokens) -> list[int]:
+        """Wait for tokens, and note which rows are spoilt."""
+        tokens: list[int] = drawn.tokens.tolist()  # type: ignore[assignment]
+        if self._watches:
+            self._note_spoilt(are_valid(drawn.levels))
+        return tokens
+
+    def _note_spoilt(self, valid: list[bool]) -> None:
+        for row, is_valid in zip(self._rows, valid, strict=True):
+            row.spoilt = not is_valid
 
     def _guesses(self) -> list[list[int]] | None:
         """The guesses of each row for the next step; None: every row takes its next token alone."""
@@ -274,7 +308,7 @@ class DecodingRows:
         free = min(group.free_slots for group in self._groups)
         most = [
             0
-            if row.unseen > 1 or row.tokens[-1] in row.ends
+            if row.unseen > 1 or row.tokens[-1] in row.ends or row.spoilt
             else max(0, min(row.most - row.given, free) - 1)
             for row in self._rows
         ]
@@ -304,13 +338,16 @@ class DecodingRows:
         return guesses
 
     def _plain(self) -> list[RowToken]:
-        inputs = self._read_later()
-        self._draw_next(inputs)
+        drawn = self._read_later()
+        self._draw_next(drawn.tokens)
         self._advance([1] * len(self._rows))
-        tokens: list[int] = inputs.tolist()  # type: ignore[assignment]
+        tokens = self._wait(drawn)
         for row, token in zip(self._rows, tokens, strict=True):
             row.tokens.append(token)
-        return self._give([[token] for token in tokens], [0] * len(tokens))
+        given = [
+            [] if row.spoilt else [token] for row, token in zip(self._rows, tokens, strict=True)
+        ]
+        return self._give(given, [0] * len(tokens))
 
     def _draw_next(self, inputs: mx.array, *, begins: bool = False) -> None:
         """Begin to compute the tokens after `inputs`, (rows,). With `begins` these are the last
@@ -323,18 +360,21 @@ class DecodingRows:
             [decoding_row.length - begins for decoding_row in self._rows],
             [1] * len(self._rows),
         )
+        logprobs, levels = watch(logits)
         if any(row.processors for row in self._rows):
             parts = [
                 row.process(logits[index : index + 1], [] if begins else inputs[index : index + 1])
                 for index, row in enumerate(self._rows)
             ]
-            logits = mx.concatenate(parts)
+            logprobs = _logprobs(mx.concatenate(parts))
         with self.model.sampling(self.uids):
-            self._drawn = self._draw(_logprobs(logits))
-        mx.async_eval(self._drawn)  # type: ignore[no-untyped-call]  # MLX's own stubs
+            self._drawn = DrawnTokens(self._draw(logprobs), levels)
+        computed = self._drawn if self._watches else self._drawn.tokens
+        mx.async_eval(computed)  # type: ignore[no-untyped-call]  # MLX's own stubs
 
     def _wide(self, guesses: list[list[int]]) -> list[RowToken]:
         rows = self._rows
+        valid_before = [not row.spoilt for row in rows]
         fed = [
             [*row.tokens[len(row.tokens) - row.unseen :], *row_guesses]
             for row, row_guesses in zip(rows, guesses, strict=True)
@@ -367,8 +407,8 @@ class DecodingRows:
         )
         self._forget_wrong(state, lengths, guesses, right)
         given = [
-            [row.tokens[-1 - count], *row.tokens[len(row.tokens) - count :]]
-            for row, count in zip(rows, right, strict=True)
+            [row.tokens[-1 - count], *row.tokens[len(row.tokens) - count :]] if was_valid else []
+            for row, count, was_valid in zip(rows, right, valid_before, strict=True)
         ]
         rejected = [
             len(row_guesses) - count for row_guesses, count in zip(guesses, right, strict=True)
@@ -380,7 +420,7 @@ class DecodingRows:
 
     def _check(self, logits: mx.array, guesses: list[list[int]]) -> tuple[list[int], list[int]]:
         """How many guesses of each row are right, and the token that follows these. Adds the right
-        guesses to the row.
+        guesses to the row, and notes which rows are spoilt behind them.
         """
         checker: Any = self._draw
         carried = [
@@ -400,13 +440,22 @@ class DecodingRows:
                     for index, (row, row_guesses) in enumerate(parts)
                 ]
             )
-        drawn: list[int] = checker.check(_logprobs(adjusted), logits, carried).tolist()
+        logprobs, levels = watch(logits)
+        if adjusted is not logits:
+            logprobs = _logprobs(adjusted)
+        drawn: list[int] = checker.check(logprobs, logits, carried).tolist()
+        valid = are_valid(levels) if self._watches else [True] * len(drawn)
+        # No guess is right at a place whose logits aren't valid.
+        drawn = [
+            token if is_valid else _NO_TOKEN for token, is_valid in zip(drawn, valid, strict=True)
+        ]
         right: list[int] = checker.accept(drawn)
         following = []
         begin = 0
         for row, row_guesses, count in zip(self._rows, guesses, right, strict=True):
             row.tokens += row_guesses[:count]
-            following.append(drawn[begin + count])
+            row.spoilt |= not valid[begin + count]
+            following.append(max(0, drawn[begin + count]))
             begin += len(row_guesses) + 1
         return right, following
 

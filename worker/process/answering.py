@@ -17,11 +17,13 @@ from protocol.answers import (
     merged,
 )
 from protocol.message_base import pack
+from worker.prompt_cache.path import BLOCK_TOKENS
 
 if TYPE_CHECKING:
     from worker.engines.sequence import Token
     from worker.runtime.prompts import PreparedRequest
     from worker.sampling.scores import LogprobWriter
+    from worker.text.repetition import RepetitionWatch
     from worker.text.stream import AnswerStream
 
 
@@ -35,8 +37,10 @@ class Answering:
         self._prompt_tokens = 0
         self._completion_tokens = 0
         self._cached_tokens: int | None = None
+        self._stored_tokens = 0
         self._answer: AnswerStream | None = None
         self._logprobs: LogprobWriter | None = None
+        self._repetition: RepetitionWatch | None = None
         # Text to send before the text of the first token.
         self._echo = ""
         self._prompt_only = False
@@ -45,9 +49,12 @@ class Answering:
 
     def start(self, prepared: PreparedRequest) -> None:
         self._prompt_tokens = len(prepared.prompt_ids)
+        path = prepared.sequence.path
+        self._stored_tokens = 0 if path is None else path.stored * BLOCK_TOKENS
         self._completion_tokens = prepared.delivered
         self._answer = prepared.answer
         self._logprobs = prepared.logprobs
+        self._repetition = prepared.repetition
         self._echo = prepared.echo
         self._prompt_only = prepared.prompt_only
         constrained = prepared.sequence.constrained
@@ -72,8 +79,8 @@ class Answering:
         reason. The engine doesn't know this reason yet if the text ends the answer, as a stop
         sequence does.
         """
-        answer, logprobs = self._answer, self._logprobs
-        if answer is None or logprobs is None:
+        answer, logprobs, repetition = self._answer, self._logprobs, self._repetition
+        if answer is None or logprobs is None or repetition is None:
             return None
         if self._cached_tokens is None:
             # Only the number of the first token counts. A sequence that was put aside later finds
@@ -85,6 +92,9 @@ class Answering:
         finish_reason = token.finish_reason
         added = [] if finish_reason == "stop" else answer.add(token.token_id)
         if answer.stopped:
+            finish_reason = "stop"
+        cut = repetition.add(token.token_id) and finish_reason is None
+        if cut:
             finish_reason = "stop"
         parts: list[AnswerPart] = [Text(self._echo)] if self._echo else []
         self._echo = ""
@@ -107,9 +117,11 @@ class Answering:
             self._completion_tokens,
             self._cached_tokens,
             answer.reasoning_tokens,
+            stored_tokens=min(self._stored_tokens, self._prompt_tokens),
         )
-        parts = merged(parts + answer.finish(complete=finish_reason == "stop"))
-        if finish_reason == "stop" and answer.ended_with_calls:
+        complete = finish_reason == "stop" and not cut
+        parts = merged(parts + answer.finish(complete=complete))
+        if complete and answer.ended_with_calls:
             finish_reason = "tool_calls"
         return Delta(
             self._request_id,
@@ -120,6 +132,8 @@ class Answering:
             answer.stop_sequence,
             self._unenforced,
             guesses,
+            # An answer that ended by itself has not looped.
+            not complete and repetition.repeats,
         )
 
 
@@ -181,4 +195,5 @@ def _together(deltas: list[Delta]) -> Delta:
         last.stop_sequence,
         next((delta.unenforced for delta in deltas if delta.unenforced), ()),
         sum((delta.guesses for delta in deltas), Guesses()),
+        last.repeats,
     )

@@ -20,7 +20,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from protocol.answers import Embedded, Output, RequestFailed
+from protocol.answers import Embedded, Output, OutputInvalid, RequestFailed
 from protocol.life import (
     ClearPromptCache,
     Drain,
@@ -226,6 +226,10 @@ class WorkerLoop:
                         self._send(embedded)
                     if embedded.last:
                         self._requests.pop(embedded.request_id, None)
+                case OutputInvalid(request_id=request_id, goes_on=goes_on) as invalid:
+                    if not goes_on:
+                        self._requests.pop(request_id, None)
+                    self._send(invalid)
                 case Message() as message:
                     self._send(message)
                 case VectorJob() as job:

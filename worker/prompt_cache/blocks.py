@@ -38,11 +38,13 @@ _MOST_TOGETHER_BYTES: Final = 128_000_000
 @dataclass(frozen=True)
 class Block:
     """The arrays of a block or of a snapshot. A snapshot also has a `structure`: lists, numbers and
-    indices of arrays that make up the states of caches.
+    indices of arrays that make up the states of caches. A block that was read from disk names the
+    versions that wrote it.
     """
 
     arrays: tuple[mx.array, ...]
     structure: Any = None
+    writer: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -261,6 +263,9 @@ class LruBlocks(Generic[Content]):
     def get(self, key: bytes) -> Content:
         """Raises: KeyError."""
         return self._entries[key].content
+
+    def items(self) -> Iterator[tuple[bytes, Content]]:
+        return ((key, entry.content) for key, entry in self._entries.items())
 
     def bytes_of(self, keys: Iterable[bytes]) -> int:
         """The bytes of the entries with these keys, as far as they are present."""

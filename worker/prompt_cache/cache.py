@@ -13,12 +13,25 @@ from typing import Any, Final, NamedTuple
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from protocol.life import CacheQuarantined
 from protocol.message_base import pack
 from protocol.prompt_store.payloads import Entry
 from worker.prompt_cache.blocks import Block, Cutter, LruBlocks, Span
-from worker.prompt_cache.disk import Disk, Fetch, MeasuredSpeeds, Payload, PayloadError, from_bytes
+from worker.prompt_cache.digests import digest
+from worker.prompt_cache.disk import (
+    Disk,
+    DiskProof,
+    Fetch,
+    MeasuredSpeeds,
+    Payload,
+    PayloadError,
+    from_bytes,
+)
+from worker.prompt_cache.found import FoundPrompts
 from worker.prompt_cache.path import BLOCK_TOKENS, Path, snapshot_key, usable_depth
+from worker.prompt_cache.quarantine import CachedBlock, following, parents_of, source_of
 from worker.prompt_cache.snapshots import Snapshots, superfluous
+from worker.prompt_cache.valid_blocks import ValidBlocks, is_finite
 
 logger = logging.getLogger("worker")
 
@@ -40,6 +53,8 @@ _INNER_SHARE: Final = 1 / 8
 _MOST_REMEMBERED_BYTES: Final = 64_000_000
 # While blocks wait for the disk, the end of the cache looks so often whether it has room.
 _CLOSING_S: Final = 0.02
+# A cache that was found to be wrong so many times isn't used any more.
+_MOST_FAILURES: Final = 2
 # Of a million tokens.
 _MOST_OWED: Final = (1 << 20) // BLOCK_TOKENS
 
@@ -91,15 +106,34 @@ class _PendingBlock(NamedTuple):
 class PromptCache:
     """Not thread-safe: only the engine thread calls the methods."""
 
-    def __init__(self, cutter: Cutter, disk: Disk | None) -> None:
+    def __init__(
+        self,
+        cutter: Cutter,
+        disk: Disk | None,
+        report: Callable[[CacheQuarantined], None] = lambda _: None,
+        failures: int = 0,
+    ) -> None:
+        """`report` is told of blocks in quarantine. The cache of earlier workers was found to be
+        wrong `failures` times.
+        """
         self.speeds = MeasuredSpeeds() if disk is None else MeasuredSpeeds(disk.known)
         # The bytes of blocks that found no room since the limit last grew.
         self.refused_bytes = 0
         self.rehearses = False
+        self.found = FoundPrompts()
+        # How many times blocks were found to be wrong, since the cache was cleared.
+        self.failures = failures
         self._cutter = cutter
         self._disk = disk
-        self._blocks: LruBlocks[Block] = LruBlocks()
+        self._report = report
+        self._blocks: LruBlocks[CachedBlock] = LruBlocks()
+        # The keys of blocks in quarantine. On disk another process may still find them for a
+        # moment.
+        self._quarantined: set[bytes] = set()
+        # The parents of blocks that are being read.
+        self._parents: dict[bytes, bytes] = {}
         self._snapshots = Snapshots()
+        self._valid = ValidBlocks(self._blocks.__contains__)
         self._coming: dict[str, _PendingRead] = {}
         # The last late read. The disk counts as hung until this read ends.
         self._late: Fetch | None = None
@@ -118,6 +152,11 @@ class PromptCache:
     def evictable_bytes(self) -> int:
         """The part of the cache's memory that can be dropped at once."""
         return self._blocks.bytes_
+
+    @property
+    def off(self) -> bool:
+        """Whether the cache finds nothing and takes nothing, until it is cleared."""
+        return self.failures >= _MOST_FAILURES
 
     @property
     def block_bytes(self) -> int:
@@ -179,10 +218,11 @@ class PromptCache:
         if self.needs_snapshots:
             key = snapshot_key(keys[-1]) if keys else None
             self._snapshots.resume(key)
-            snapshot = None if key is None else self._blocks.get(key)
+            snapshot = None if key is None else self._blocks.get(key).block
         if not keys:
             return None
-        caches = self._cutter.join([self._blocks.get(block_key) for block_key in keys], snapshot)
+        blocks = [self._blocks.get(block_key).block for block_key in keys]
+        caches = self._cutter.join(blocks, snapshot)
         self._use(path.to_depth(depth))
         return RestoredCaches(caches, depth * BLOCK_TOKENS)
 
@@ -203,6 +243,7 @@ class PromptCache:
         # The disk reads blocks for other requests first.
         expected_s = self.speeds.read_s(self.coming_bytes + bytes_) or 0.0
         late_at = time.monotonic() + max(_LEAST_LATE_S, _LATE * expected_s)
+        self._parents |= parents_of(path)
         self._coming[request_id] = _PendingRead(disk.fetch(keys), bytes_, late_at)
         return True
 
@@ -214,7 +255,7 @@ class PromptCache:
         """The keys of a sequence's blocks on disk that are not in memory; empty: reading them is no
         faster than computing, or there is no room.
         """
-        if self._disk is None or self._hangs:
+        if self._disk is None or self._hangs or self.off:
             return []
         begin, end = self.depth(path, tokens), self._stored_depth(path, tokens)
         if end <= begin:
@@ -237,6 +278,9 @@ class PromptCache:
     def _stored_depth(self, path: Path, tokens: int) -> int:
         """How many blocks of a sequence with `tokens` tokens the disk has."""
         end = min(path.stored, usable_depth(tokens))
+        if self._quarantined:
+            depths = (depth for depth in range(end) if path.keys[depth] in self._quarantined)
+            end = next(depths, end)
         if self.needs_snapshots:
             return max(
                 (
@@ -252,6 +296,8 @@ class PromptCache:
         """Give up reading blocks for a request."""
         if (pending := self._coming.pop(request_id, None)) is not None:
             pending.fetch.abandoned = True
+        if not self._coming:
+            self._parents.clear()
 
     @property
     def coming_bytes(self) -> int:
@@ -266,13 +312,15 @@ class PromptCache:
         while left_bytes > 0 and (arrival := self._disk.arrived()) is not None:
             key, payload, seconds = arrival
             left_bytes -= len(payload)
+            if key in self._quarantined:
+                continue
             began_at = time.monotonic()
             try:
                 block = from_bytes(payload)
             except PayloadError:
                 continue
             self.speeds.observe_read(len(payload), seconds + time.monotonic() - began_at)
-            self._blocks.put(key, block, block.nbytes)
+            self._put_block(key, block, self._parents.get(key, b""))
         self._disk.look_again()
 
     def _goes_on(self, request_id: str) -> bool:
@@ -296,6 +344,8 @@ class PromptCache:
 
     def add(self, rows: Sequence[ComputedRow]) -> None:
         """Add the blocks of these rows. A block that several rows share is added once."""
+        if self.off:
+            return
         coming: set[bytes] = set()
         spans = []
         for row in rows:
@@ -316,10 +366,11 @@ class PromptCache:
         """Add a snapshot of a row that has seen exactly the blocks of `path`: the state of caches
         that can't be cut. Then drop the snapshots of the path that this one makes superfluous.
         """
+        if self.off:
+            return
         key = snapshot_key(path.keys[-1])
         if key not in self._blocks:
-            snapshot = self._cutter.snapshot(caches, row)
-            self._blocks.put(key, snapshot, snapshot.nbytes)
+            self._put_block(key, self._cutter.snapshot(caches, row), path.keys[-1])
         self._use(path)
         if self._is_to_be_stored(path, key):
             self._want_stored(key, _PendingBlock(path.keys[-1], b"", "snapshot"))
@@ -355,17 +406,36 @@ class PromptCache:
         it would have a block, and computes nothing meanwhile. A result that is too large, or has
         anything but arrays, isn't remembered.
         """
+        if self.off:
+            return compute()
         if key in self._blocks:
             self._blocks.use([key])
-            return self._blocks.get(key).structure
+            return self._blocks.get(key).block.structure
         result = compute()
         arrays = [item for _, item in tree_flatten(result)]
         if all(isinstance(array, mx.array) for array in arrays):
             block = Block(tuple(arrays), result)
             if block.nbytes <= _MOST_REMEMBERED_BYTES:
                 mx.eval(arrays)
-                self._blocks.put(key, block, block.nbytes)
+                self._put_block(key, block, b"")
         return result
+
+    def note_valid(self, path: Path) -> None:
+        """Note that a step with valid logits has looked at the blocks of `path`."""
+        self._valid.record(path.keys)
+
+    def first_doubtful(self, path: Path, looked_at: int) -> int:
+        """The first block of a path that isn't finite, or that no step with valid logits has looked
+        at. Such steps have looked at the first `looked_at` blocks.
+        """
+        first = max(looked_at, self._valid.depth(path.keys))
+        for depth, key in enumerate(path.keys[:first]):
+            keys = (
+                block_key for block_key in (key, snapshot_key(key)) if block_key in self._blocks
+            )
+            if not all(is_finite(self._blocks.get(block_key).block) for block_key in keys):
+                return depth
+        return first
 
     def store(self) -> None:
         """Write new blocks to the disk. Waits until they are computed."""
@@ -391,11 +461,107 @@ class PromptCache:
         self.refused_bytes += gone_bytes
         return gone_bytes
 
+    # Proofs, while the model is at rest
+
+    def keys(self) -> list[bytes]:
+        """The keys of all that is in memory."""
+        return [key for key, _ in self._blocks.items()]
+
+    def changed(self, keys: Iterable[bytes]) -> list[bytes]:
+        """Those of `keys` whose arrays in memory aren't any more as they came."""
+        there = [(key, self._blocks.get(key)) for key in keys if key in self._blocks]
+        digests = [digest(cached.block.arrays) for _, cached in there]
+        mx.eval(digests)
+        return [
+            key
+            for (key, cached), now in zip(there, digests, strict=True)
+            if now.item() != cached.digest.item()
+        ]
+
+    def snapshot_depths(self, path: Path) -> list[int] | None:
+        """The depths of the path's snapshots in memory; None: its caches need no snapshots."""
+        return list(self._snapshots_of(path.keys)) if self.needs_snapshots else None
+
+    def join(self, path: Path, depth: int) -> list[Any] | None:
+        """Caches that have seen the first `depth` blocks of a path; None: they aren't in memory."""
+        keys = path.keys[:depth]
+        if self._blocks.depth(keys) < depth or not depth:
+            return None
+        blocks = [self._blocks.get(key).block for key in keys]
+        if not self.needs_snapshots:
+            return self._cutter.join(blocks, None)
+        key = snapshot_key(keys[-1])
+        return (
+            self._cutter.join(blocks, self._blocks.get(key).block) if key in self._blocks else None
+        )
+
+    def drop(self, path: Path) -> None:
+        """Drop the blocks and snapshots of a path from memory."""
+        for key in (*path.keys, *map(snapshot_key, path.keys)):
+            if key in self._blocks:
+                self._drop(key)
+
+    def parent(self, key: bytes) -> bytes | None:
+        """The key of the block before a block; None: memory has no such block."""
+        parent = self._blocks.get(key).parent if key in self._blocks else b""
+        return parent if parent in self._blocks else None
+
+    def prove_disk(self) -> DiskProof | None:
+        """What was proven on disk since the last call. Has the next blocks read beside the engine;
+        None: no disk has blocks.
+        """
+        return None if self._disk is None else self._disk.prove()
+
+    def fail(self) -> None:
+        """Count that the cache was found to be wrong. After the second time nothing is cached."""
+        self.failures += 1
+        if self.off:
+            self._remove_unstored()
+            self._let_go()
+
+    def quarantine(self, path: Path, first: int, why: str) -> int:
+        """Let the blocks of `path` from depth `first` on, and all that follow them on other paths,
+        not be found any more. In memory they are dropped; on disk they stay unfound until they are
+        evicted or cleared. Returns how many blocks and snapshots this worker knew.
+
+        A block that is computed anew later takes the place of one in quarantine.
+        """
+        in_memory = self.quarantine_blocks(path.keys[first:], why, len(path.keys))
+        return len({*path.keys[first : path.stored], *in_memory})
+
+    def quarantine_blocks(self, blocks: Sequence[bytes], why: str, joined: int) -> set[bytes]:
+        """Like `quarantine`, for blocks of a prompt that is joined of `joined` blocks. Returns the
+        keys of all that was in memory.
+        """
+        keys = {*blocks, *map(snapshot_key, blocks)}
+        parents = {key: cached.parent for key, cached in self._blocks.items()}
+        in_memory = following(parents, keys)
+        news = CacheQuarantined(
+            blocks=len(in_memory),
+            blocks_bytes=self._blocks.bytes_of(in_memory),
+            source=source_of([self._blocks.get(key).block for key in in_memory], joined),
+            why=why,
+        )
+        for key in in_memory:
+            self._drop(key)
+        self._quarantined |= keys | in_memory
+        self._owed = {key: owed for key, owed in self._owed.items() if key not in self._quarantined}
+        self._unstored = [
+            unstored for unstored in self._unstored if unstored.entry.key not in self._quarantined
+        ]
+        self._unstored_bytes = sum(unstored.payload.nbytes for unstored in self._unstored)
+        if self._disk is not None:
+            self._disk.quarantine([*keys, *(in_memory - keys)])
+        self._report(news)
+        return in_memory
+
     def clear(self) -> int:
         """Drop all blocks in memory, and all blocks on their way to or from the disk. Returns the
         bytes that were in memory.
         """
         self._remove_unstored()
+        self._quarantined.clear()
+        self.failures = 0
         if self._disk is not None:
             self._disk.clear()
         return self._let_go()
@@ -419,17 +585,23 @@ class PromptCache:
         for request_id in list(self._coming):
             self.forget(request_id)
         self._owed.clear()
+        self.found.clear()
         return self._blocks.shrink(0)
 
     def _put(
         self, path: Path, depth: int, key: bytes, block: Block, token_ids: Sequence[int]
     ) -> None:
-        self._blocks.put(key, block, block.nbytes)
-        if depth < path.stored:
-            return
         parent = path.keys[depth - 1] if depth else path.root
+        self._put_block(key, block, parent)
+        if depth < path.stored and key not in self._quarantined:
+            return
         tokens = pack(list(token_ids[depth * BLOCK_TOKENS : (depth + 1) * BLOCK_TOKENS]))
         self._want_stored(key, _PendingBlock(parent, tokens, "block"))
+
+    def _put_block(self, key: bytes, block: Block, parent: bytes) -> None:
+        if key not in self._blocks:
+            self._blocks.put(key, CachedBlock(block, parent, digest(block.arrays)), block.nbytes)
+            mx.async_eval(self._blocks.get(key).digest)  # type: ignore[no-untyped-call]
 
     def _want_stored(self, key: bytes, owed: _PendingBlock) -> None:
         if self._disk is not None and len(self._owed) < _MOST_OWED:
@@ -443,7 +615,7 @@ class PromptCache:
         while self._owed:
             key, owed = next(iter(self._owed.items()))
             if key in self._blocks:
-                block = self._blocks.get(key)
+                block = self._blocks.get(key).block
                 if not disk.has_room(self._unstored_bytes + block.nbytes):
                     return
                 payload = Payload(block)
@@ -464,6 +636,11 @@ class PromptCache:
             if key is None:
                 return
             inner_bytes -= self._drop_snapshot(key)
+
+    def _drop(self, key: bytes) -> None:
+        if key in self._snapshots:
+            self._snapshots.drop(key)
+        self._blocks.drop(key)
 
     def _drop_snapshot(self, key: bytes) -> int:
         self._snapshots.drop(key)

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Any, Final, NamedTuple
 
 import mlx.core as mx
@@ -33,6 +34,8 @@ _MOST_PENDING: Final = 4096
 _CLEAR_S: Final = 1.0
 # If so many bytes wait for the engine, the reading thread pauses.
 _MOST_READ_BYTES: Final = 256_000_000
+# So many bytes on disk are proven at a time. A request that comes waits for no more than these.
+_PROVEN_BYTES: Final = 32_000_000
 _NOTHING: Final = Speeds()
 # The weight of the last measurement in a speed. A single read from a warm page cache or a busy disk
 # must not decide.
@@ -47,6 +50,7 @@ _NEWS: Final = 0.25
 _LEAST_BYTES: Final = 1_000_000
 _LEAST_TOKENS: Final = 64
 _LENGTH_BYTES: Final = 4
+_WRITER: Final = f"Bulkhead {version('mlx-bulkhead')} with MLX {version('mlx')}"
 
 
 class Disk:
@@ -66,8 +70,8 @@ class Disk:
         self._owner = owner
         self._root = root
         self._wake = wake
-        self._writes: queue.SimpleQueue[_Write | Speeds | None] = queue.SimpleQueue()
-        self._reads: queue.SimpleQueue[Fetch | None] = queue.SimpleQueue()
+        self._writes: queue.SimpleQueue[_Write | _Quarantine | Speeds | None] = queue.SimpleQueue()
+        self._reads: queue.SimpleQueue[Fetch | _ProofOrder | None] = queue.SimpleQueue()
         self._arrived: queue.SimpleQueue[tuple[Fetch, Arrival]] = queue.SimpleQueue()
         self._era = 0
         self._writing = threading.Lock()
@@ -78,6 +82,10 @@ class Disk:
         self._read_bytes = 0
         self._taken = threading.Event()
         self._closing = False
+        self._proof = DiskProof(0, [], more=True)
+        self._proving = False
+        # Blocks on disk up to this number are proven.
+        self._proven_number = 0
         self._writer = threading.Thread(target=self._write_all, name="prompt-writer", daemon=True)
         self._reader = threading.Thread(target=self._read_all, name="prompt-reader", daemon=True)
         self._writer.start()
@@ -105,6 +113,23 @@ class Disk:
             self._pending += 1
             self._pending_bytes += entry.payload_bytes
         self._writes.put(_Write(entry, parts, self._era))
+
+    def quarantine(self, keys: Sequence[bytes]) -> None:
+        """Let these blocks and all that follow them not be found on disk any more, as soon as the
+        blocks that wait before are written.
+        """
+        self._writes.put(_Quarantine(keys))
+
+    def prove(self) -> DiskProof:
+        """What was proven since the last call. Has the next blocks of the model read and compared
+        with their checksums, behind the blocks that are awaited.
+        """
+        with self._lock:
+            proof, self._proof = self._proof, DiskProof(0, [], more=self._proof.more)
+            if not self._proving:
+                self._proving = True
+                self._reads.put(_ProofOrder())
+        return proof
 
     def write_speeds(self, measured: Speeds) -> None:
         """Keep measured speeds for later workers."""
@@ -151,6 +176,9 @@ class Disk:
             if isinstance(item, Speeds):
                 self._store.record_speeds(self._root, item)
                 continue
+            if isinstance(item, _Quarantine):
+                self._store.quarantine(item.keys)
+                continue
             with self._writing:
                 if item.era == self._era:
                     self._write(item)
@@ -172,12 +200,26 @@ class Disk:
 
     def _read_all(self) -> None:
         while (fetch := self._reads.get()) is not None:
+            if isinstance(fetch, _ProofOrder):
+                self._prove()
+                continue
             try:
                 self._read(fetch)
             except Exception:
                 logger.exception("Stored prompts could not be read")
             fetch.done = True
             self._wake()
+
+    def _prove(self) -> None:
+        proof = self._store.prove(self._owner, self._proven_number, _PROVEN_BYTES)
+        with self._lock:
+            self._proving = False
+            self._proven_number = proof.last_number or 0
+            self._proof = DiskProof(
+                self._proof.blocks + proof.blocks,
+                [*self._proof.wrong, *proof.wrong],
+                more=proof.last_number is not None,
+            )
 
     def _read(self, fetch: Fetch) -> None:
         for key in fetch.keys:
@@ -221,6 +263,24 @@ class _Write(NamedTuple):
     entry: Entry
     parts: list[bytes | memoryview]
     era: int
+
+
+class DiskProof(NamedTuple):
+    """So many `blocks` on disk were compared with their checksums, and those with the keys `wrong`
+    differ. `more`: not all blocks of the model have been compared yet.
+    """
+
+    blocks: int
+    wrong: list[bytes]
+    more: bool
+
+
+class _ProofOrder(NamedTuple):
+    """An order to prove the next blocks on disk."""
+
+
+class _Quarantine(NamedTuple):
+    keys: Sequence[bytes]
 
 
 class MeasuredSpeeds:
@@ -286,9 +346,12 @@ class PayloadError(ValueError):
 
 
 class _Header(Struct, array_like=True):
+    """Earlier versions didn't name themselves as the `writer`."""
+
     shapes: list[list[int]]
     dtypes: list[str]
     structure: Any
+    writer: str = "an unknown version"
 
 
 class Payload:
@@ -301,6 +364,7 @@ class Payload:
                 [list(array.shape) for array in block.arrays],
                 [str(array.dtype).rpartition(".")[2] for array in block.arrays],
                 block.structure,
+                block.writer or _WRITER,
             )
         )
         self._raw = [array.reshape(-1).view(mx.uint8) for array in block.arrays if array.size]
@@ -326,7 +390,7 @@ def from_bytes(payload: bytes) -> Block:
         arrays = _arrays(memoryview(payload)[header_end:], header)
     except (msgspec.MsgspecError, AttributeError, TypeError, ValueError) as error:
         raise PayloadError(str(error)) from error
-    return Block(tuple(arrays), header.structure)
+    return Block(tuple(arrays), header.structure, header.writer)
 
 
 def _arrays(rest: memoryview, header: _Header) -> Sequence[mx.array]:

@@ -186,6 +186,9 @@ class Follower:
 
 class _FollowedBatch:
     def __init__(self, model: Any, sampler: Sampler, order: OpenBatch) -> None:
-        self.generator = Generator(Tap(model), sampler, order.rows, order.prompts, lends=False)
+        # Rank 0 watches the logits, which it may have alone.
+        self.generator = Generator(
+            Tap(model), sampler, order.rows, order.prompts, lends=False, watches=False
+        )
         # The caches of rows that ended with the last step.
         self.ended: dict[int, RowCaches] = {}

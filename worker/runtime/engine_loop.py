@@ -12,18 +12,20 @@ queue to the rows of a batch, and back to deltas.
 9. `_send_tokens` hands the tokens to the main thread, and wakes it if a client waits for them.
 10. `Answering.delta` turns a token into a delta, and `Outbox` makes one message of all deltas.
 11. `Engine.store_blocks` adds the new blocks of the rows to the prompt cache.
-12. `_refuse_broken` refuses sequences that can't go on.
+12. `_refuse_broken` refuses sequences that can't go on, and `_report_spoilt` reports those whose
+    logits weren't valid.
 13. `_send_figures` sends the costs of the steps, and reads the memory for the next heartbeat.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol
 
 import msgspec
 
-from protocol.answers import Costs
+from protocol.answers import Costs, OutputInvalid
 from protocol.life import (
     Bound,
     ClearPromptCache,
@@ -43,7 +45,6 @@ from worker.runtime.engine_thread import (
     RequestFailure,
 )
 from worker.runtime.prompts import no_further
-from worker.runtime.warm import WarmUp
 from worker.system.gpu_recovery import GpuRecovery
 from worker.system.memory import read_memory, trim
 from worker.vectors.engine import WithVectors
@@ -64,6 +65,20 @@ _FETCH_S = 0.1
 _SLIGHT_BYTES = 4_000_000
 
 
+class AtRest(Protocol):
+    """Work that is done while the engine has nothing to compute: warming up, or proofs."""
+
+    @property
+    def is_over(self) -> bool: ...
+
+    @property
+    def quiet_s(self) -> float:
+        """How long the engine should have had nothing to do before."""
+
+    def go_on(self, is_interrupted: Callable[[], bool]) -> None:
+        """Do a part of the work, which ends soon after `is_interrupted`."""
+
+
 class EngineLoop:
     """Runs the engine of one model, until the thread is told to finish."""
 
@@ -74,15 +89,16 @@ class EngineLoop:
         limits: WorkerLimits,
         context: ContextInForce,
         orders: FollowerOrders | None = None,
-        warming: WarmUp | None = None,
+        at_rest: Iterable[AtRest] = (),
     ) -> None:
+        """The first of `at_rest` that isn't over goes on while there is nothing to compute."""
         self._thread = thread
         self._engine = engine
         self._recovery = GpuRecovery(engine.recompute_all)
         self._limits = limits
         self._context = context
         self._orders = orders
-        self._warming = warming
+        self._at_rest = tuple(at_rest)
         self._sent: Need | None = None
         self._memory_read_at = 0.0
         self._costs_sent_at = 0.0
@@ -108,6 +124,7 @@ class EngineLoop:
         self._send_tokens(engine.step())
         engine.store_blocks()
         self._refuse_broken()
+        self._report_spoilt()
         self._send_figures()
 
     def _wait(self, *, asked: bool) -> bool:
@@ -159,11 +176,11 @@ class EngineLoop:
         self._thread.figures.memory = read_memory()
         if self._orders is not None:
             self._orders.rest()
-        warming = self._warming
-        quiet_s = None if warming is None or warming.is_over else warming.quiet_s
+        next_work = next((work for work in self._at_rest if not work.is_over), None)
+        quiet_s = None if next_work is None else next_work.quiet_s
         command = self._thread.next_command(wait=True, at_most_s=quiet_s)
-        if command is None and warming is not None:
-            warming.go_on(lambda: self._thread.is_wanted)
+        if command is None and next_work is not None:
+            next_work.go_on(lambda: self._thread.is_wanted)
             command = self._thread.next_command(wait=False)
         self._obey(command)
         self._gather()
@@ -228,6 +245,16 @@ class EngineLoop:
     def _refuse_broken(self) -> None:
         for broken in self._engine.remove_broken():
             self._thread.emit(RequestFailure(no_further(broken)))
+
+    def _report_spoilt(self) -> None:
+        for spoilt in self._engine.collect_spoilt():
+            self._thread.emit(
+                OutputInvalid(
+                    request_id=spoilt.request_id,
+                    goes_on=spoilt.goes_on,
+                    quarantined_blocks=spoilt.blocks,
+                )
+            )
 
     def _send_need(self, *, anyway: bool = False) -> bool:
         """Tell the gateway the engine's needs if they have changed, or in any case with `anyway`.

@@ -30,6 +30,7 @@ from worker.structure.grammar import ConstraintError
 from worker.structure.sampler import SequenceConstraint
 from worker.system.errors import PromptError, one_sentence
 from worker.template.chat_template import ChatTemplate
+from worker.text.repetition import RepetitionWatch
 from worker.text.stream import AnswerStream, answer_stream
 from worker.vision import PictureInputs, UndecodablePictureError, UnusablePicturesError
 
@@ -53,11 +54,11 @@ _MOST_PROMPT_SCORES: Final = 1 << 18
 class PreparedRequest:
     """A request that is ready to run.
 
-    `prompt_ids` are the tokens of the prompt alone. `sequence` and `answer` also have the
-    `delivered` tokens that another worker made. `logprobs` writes the scores of tokens, and `echo`
-    is text that is sent before the answer. With `prompt_only` the sequence makes a token only for
-    the sake of the prompt's scores. This token is not sent. With `rendered` the gateway needs
-    `prompt_ids` and doesn't have them.
+    `prompt_ids` are the tokens of the prompt alone. `sequence`, `answer` and `repetition` also have
+    the `delivered` tokens that another worker made. `logprobs` writes the scores of tokens, and
+    `echo` is text that is sent before the answer. With `prompt_only` the sequence makes a token
+    only for the sake of the prompt's scores. This token is not sent. With `rendered` the gateway
+    needs `prompt_ids` and doesn't have them.
     """
 
     sequence: Sequence
@@ -68,6 +69,7 @@ class PreparedRequest:
     logprobs: LogprobWriter
     echo: str
     prompt_only: bool
+    repetition: RepetitionWatch
 
 
 def prepare(
@@ -237,15 +239,17 @@ def _prepare(
     )
     constrained = _constrain(generate, loaded, prompt_ids, delivered)
     answer = answer_stream(generate, prompt_ids, loaded.tokenizer, loaded.answer_format)
+    repetition = RepetitionWatch(ends=generate.repetition_stop)
     for token_id in delivered:
         answer.add(token_id)
+        repetition.add(token_id)
     # Scores of the prompt come before the first token, so the client has them if a token was
     # delivered.
     prompt_logprobs = None if delivered else generate.prompt_logprobs
     path = None
-    if prompt_logprobs is None:
+    if prompt_logprobs is None and not generate.cold:
         path = _find_path(generate, loaded, paths, token_ids, len(prompt_ids), pictures)
-    else:
+    elif prompt_logprobs is not None:
         # The scores need the logits of the prompt, and blocks of the prompt cache have no logits.
         # So the prompt is computed without these blocks.
         _check_prompt_logprobs(len(prompt_ids), prompt_logprobs)
@@ -267,6 +271,7 @@ def _prepare(
         prediction=_predicted(generate, loaded, context),
         sharer=generate.sharer,
         share=generate.share,
+        cold=generate.cold,
     )
     return PreparedRequest(
         sequence,
@@ -279,6 +284,7 @@ def _prepare(
         logprobs=LogprobWriter(loaded.token_bytes, prompt_ids),
         echo=text_of(generate, prompt_ids, loaded) if generate.echo and not delivered else "",
         prompt_only=prompt_only,
+        repetition=repetition,
     )
 
 

@@ -16,7 +16,16 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from protocol.answers import RequestFailed
-from protocol.life import Ability, Device, Hello, Load, LoadFailed, LoadProgress, Ready
+from protocol.life import (
+    Ability,
+    Device,
+    Hello,
+    Load,
+    LoadFailed,
+    LoadProgress,
+    PromptCaching,
+    Ready,
+)
 from protocol.messages import PROTOCOL_VERSION
 from protocol.prompt_store.store import PromptStore
 from protocol.requests import Embed, Generate
@@ -48,6 +57,8 @@ from worker.ranks.lead import FollowerOrders, LeadingCutter, RankLeader
 from worker.runtime.engine_loop import EngineLoop, set_bound
 from worker.runtime.engine_thread import EngineThread, Look, ModelReady, RankLoss
 from worker.runtime.prompts import PreparedRequest, prepare
+from worker.runtime.proof import Proof
+from worker.runtime.recomputing import Recomputing
 from worker.runtime.warm import WarmUp, practise, rehearse
 from worker.system.errors import LoadAbandonedError, ModelError
 from worker.system.memory import (
@@ -123,7 +134,9 @@ class TextServing(NamedTuple):
     engine: Engine
     paths: Paths
     prompt_cache: PromptCache | None
+    proof: Proof | None
     alone: str = ""
+    cached_prompts: PromptCaching = PromptCaching()
 
 
 class ModelServing(NamedTuple):
@@ -258,10 +271,13 @@ def _run(
             memory=read_memory(),
             abilities=served.abilities,
             sampling=loaded.sampling_defaults,
+            prompts=PromptCaching() if text is None else text.cached_prompts,
         )
         thread.figures.memory = ready.memory
         thread.emit(ModelReady(ready, served.prepare))
-        EngineLoop(thread, engine, limits, context, orders, warming).run()
+        at_rest = (warming, None if text is None else text.proof)
+        works = [work for work in at_rest if work is not None]
+        EngineLoop(thread, engine, limits, context, orders, works).run()
     finally:
         engine.close()
         if text is not None and text.prompt_cache is not None:
@@ -302,7 +318,9 @@ def _make_text(
     disk = None
     if store is not None:
         disk = Disk(store, command.model_id, root, lambda: thread.post(Look()))
-    prompt_cache = PromptCache(cutter, disk) if cutter.can_restore else None
+    prompt_cache = None
+    if cutter.can_restore:
+        prompt_cache = PromptCache(cutter, disk, thread.emit, command.cache_failures)
     looks = loaded.picture_processor is not None
     if trial is None or trial.fault is None:
         engine: Engine = BatchedEngine(
@@ -328,7 +346,17 @@ def _make_text(
             prompt_cache,
             loaded.model.start_prompt if looks else None,
         )
-    return TextServing(engine, paths, prompt_cache, (trial and trial.fault) or "")
+    proof = None
+    if prompt_cache is not None:
+        # With several ranks rank 0 can compute nothing without the others.
+        alone = orders is None
+        recomputing = Recomputing(engine, caches, prompt_cache, room) if alone else None
+        proof = Proof(prompt_cache, recomputing, thread.emit)
+    cached = PromptCaching()
+    if prompt_cache is not None:
+        cached = PromptCaching(root.hex(), cutter.needs_snapshots, disk is not None)
+    fault = (trial and trial.fault) or ""
+    return TextServing(engine, paths, prompt_cache, proof, fault, cached)
 
 
 def _try_batching(model: Any, *, looks: bool) -> BatchingTrial:

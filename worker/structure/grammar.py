@@ -1,5 +1,6 @@
 """Grammars for llguidance: of a client's constraint, and of the calls of tools that each family of
-models writes.
+models writes. `constraints` compiles them, and `sampler` makes a mask of tokens from them for each
+step.
 """
 
 from __future__ import annotations

@@ -14,10 +14,17 @@ from typing import Any, Final
 import mlx.core as mx
 import numpy as np
 
-from protocol.answers import Embedded
+from protocol.answers import Embedded, OutputInvalid
 from worker.engines.pace import PrefillPace
 from worker.engines.room import CacheRoom, compiles_kernels, largest_chunk
-from worker.engines.sequence import BrokenSequence, Engine, EngineNeed, Sequence, Token
+from worker.engines.sequence import (
+    BrokenSequence,
+    Engine,
+    EngineNeed,
+    Sequence,
+    SpoiltSequence,
+    Token,
+)
 from worker.engines.turns import SharerSeconds
 from worker.guesses.costs import StepCosts
 from worker.vectors.backbones import Backbone, PaddedTexts
@@ -41,10 +48,11 @@ class VectorEngine:
         room: CacheRoom,
         stall_s: float,
         pad_token_id: int,
-        emit: Callable[[Embedded], None],
+        emit: Callable[[Embedded | OutputInvalid], None],
     ) -> None:
         """`stall_s` is how long a step may hold up an engine for text. A step of an encoder may
-        take longer, since its texts can't be cut. `emit` gets the vectors.
+        take longer, since its texts can't be cut. `emit` gets the vectors, or a message that these
+        aren't finite.
         """
         self._backbone = backbone
         self._heads = heads
@@ -197,10 +205,14 @@ class VectorEngine:
                 continue
             run.vectors[place.place] = vector
             run.left -= 1
-            if not run.left:
+            valid = bool(np.isfinite(vector).all())
+            if not run.left or not valid:
                 del self._runs[place.job]
                 self._waiting[batch.kind].remove(place.job)
-                self._send(run)
+                if valid:
+                    self._send(run)
+                else:
+                    self._emit(OutputInvalid(request_id=run.job.request_id, goes_on=False))
 
     def _send(self, run: _JobRun) -> None:
         job = run.job
@@ -286,6 +298,9 @@ class NoText:
     def remove_broken(self) -> list[BrokenSequence]:
         return []
 
+    def collect_spoilt(self) -> list[SpoiltSequence]:
+        return []
+
     def add(self, sequence: Sequence) -> None:
         raise TypeError(f"{sequence.request_id} asks for text.")
 
@@ -363,6 +378,9 @@ class WithVectors:
 
     def remove_broken(self) -> list[BrokenSequence]:
         return self._text.remove_broken()
+
+    def collect_spoilt(self) -> list[SpoiltSequence]:
+        return self._text.collect_spoilt()
 
     def add(self, sequence: Sequence) -> None:
         self._text.add(sequence)

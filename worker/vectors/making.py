@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from protocol.answers import Embedded, RequestFailed, RequestField
+from protocol.answers import Embedded, OutputInvalid, RequestFailed, RequestField
 from protocol.life import Ability
 from protocol.message_base import unpack
 from protocol.requests import Embed, TextPrompt
@@ -60,7 +60,7 @@ def make_vectors(
     source: str,
     room: CacheRoom,
     stall_s: float,
-    emit: Callable[[Embedded], None],
+    emit: Callable[[Embedded | OutputInvalid], None],
 ) -> VectorServing | None:
     """The parts that serve a loaded model's vectors; None: the model is a decoder that makes none.
     `source` is the folder or repository that the model was loaded from. `room`, `stall_s` and

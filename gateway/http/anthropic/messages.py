@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from gateway.config.model import Model
 from gateway.http.anthropic.bodies import AnthropicConversation, converse
+from gateway.http.anthropic.diagnostics import DiagnosticsOption, diagnose
 from gateway.http.anthropic.writer import AnthropicMessage, Count, MessageFormat
 from gateway.http.generation.conversation import ConversationBuilder, check_number
 from gateway.http.generation.generation_body import (
@@ -166,6 +167,9 @@ class MessagesBody(CountBody, kw_only=True):
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_p: Probability | None = None
     top_k: Annotated[int, Meta(ge=0, le=LARGEST_COUNT)] | None = None
+    diagnostics: DiagnosticsOption | None = None
+    # An addition of this gateway.
+    repetition_stop: bool | None = None
 
 
 @routes.post(
@@ -188,9 +192,11 @@ async def create_message(http_request: HttpRequest) -> Response:
         temperature=body.temperature,
         top_p=body.top_p,
         top_k=body.top_k,
+        repetition_stop=body.repetition_stop,
     )
     asked = await _request(http_request, body, parameters)
-    form = MessageFormat(asked.call.model.id, asked.requests[0])
+    diagnosed = functools.partial(diagnose, asked, body.diagnostics)
+    form = MessageFormat(asked.call.model.id, asked.requests[0], diagnosed)
     return asked.submit(form, stream=bool(body.stream), framing=MESSAGE_EVENTS)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import secrets
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, Self, TypeAlias
 
 import msgspec
 from msgspec import Raw, Struct
 
+from gateway.http.anthropic.diagnostics import Diagnostics
 from gateway.http.generation.tools import arguments_object
 from gateway.requests.choices import Choice
 from gateway.requests.request import AnswerPiece, Request
@@ -104,7 +105,7 @@ class AnthropicMessage(Struct, tag_field="type", tag="message"):
     usage: AnthropicUsage
     stop_details: None = None
     container: None = None
-    diagnostics: None = None
+    diagnostics: Diagnostics | None = None
 
 
 class MessageDelta(Struct):
@@ -115,9 +116,14 @@ class MessageDelta(Struct):
 
 
 class MessageFormat:
-    """Writes one answer as Anthropic's message, streamed or whole."""
+    """Writes one answer as Anthropic's message, streamed or whole. `diagnose` is called once the
+    prompt is known.
+    """
 
-    def __init__(self, model_id: str, request: Request) -> None:
+    def __init__(
+        self, model_id: str, request: Request, diagnose: Callable[[], Diagnostics | None]
+    ) -> None:
+        self._diagnose = diagnose
         self._id = f"msg_{request.id}"
         self._model_id = model_id
         self._request = request
@@ -181,6 +187,7 @@ class MessageFormat:
             None if reason is None else _stop_reason(reason, stop_sequence),
             None if reason is None else stop_sequence,
             usage,
+            diagnostics=self._diagnose(),
         )
 
     def _part(self, part: AnswerPart) -> bytes:

@@ -76,6 +76,7 @@ class SamplingBody(Struct, kw_only=True):
     stop: Stop = None
     seed: int | None = None
     ignore_eos: bool | None = None
+    repetition_stop: bool | None = None
     priority: Priority | None = None
     keep_alive: float | str | None = None
     cache_salt: Salt | None = None
@@ -198,6 +199,7 @@ def generate_message(body: GenerationBody, prompt: Prompt, max_tokens: int | Non
         stop=tuple(filter(None, stops)),
         include_stop=bool(body.include_stop_str_in_output),
         ignore_eos=bool(body.ignore_eos),
+        repetition_stop=bool(body.repetition_stop),
     )
 
 

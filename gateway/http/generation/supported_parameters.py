@@ -90,7 +90,7 @@ _OPTIONS: Final[tuple[Place, ...]] = ("options",)
 PARAMETERS: Final[tuple[Parameter, ...]] = (
     *_done("model", "stream", "stream_options", "max_tokens", "max_completion_tokens"),
     *_done("temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos"),
-    *_done("repetition_penalty", "repetition_context_size"),
+    *_done("repetition_penalty", "repetition_context_size", "repetition_stop"),
     *_done("frequency_penalty", "presence_penalty", "logit_bias"),
     *_done("xtc_probability", "xtc_threshold", "min_tokens", "stop_token_ids"),
     *_done("include_stop_str_in_output", "bad_words", "allowed_token_ids"),
@@ -223,6 +223,7 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
     *_done("temperature", "top_p", "top_logprobs", "top_k", "min_p", places=_RESPONSES),
     *_done("seed", "stop", "ignore_eos", "repetition_penalty", places=_RESPONSES),
     *_done("repetition_context_size", "frequency_penalty", places=_RESPONSES),
+    *_done("repetition_stop", places=_RESPONSES),
     *_done("presence_penalty", "logit_bias", "priority", "keep_alive", places=_RESPONSES),
     *_done("cache_salt", "enable_thinking", "chat_template_kwargs", places=_RESPONSES),
     _refused("messages", places=_RESPONSES, note="send input"),
@@ -256,7 +257,13 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
         "prompt_cache_retention",
         places=_RESPONSES,
     ),
-    Parameter("prompt_cache_options", "done", _RESPONSES, (), "only `prewarm`"),
+    Parameter(
+        "prompt_cache_options",
+        "done",
+        _RESPONSES,
+        (),
+        "only `prewarm` and `comparison_response_id`",
+    ),
     # Parameters of embeddings and rerank: OpenAI's, vLLM's, Jina's and Cohere's
     *_done("model", "truncate_prompt_tokens", "priority", "keep_alive", places=_VECTORS),
     *_done("input", "dimensions", "encoding_format", places=_EMBEDDINGS),
@@ -292,7 +299,7 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
     # Within Ollama's options
     *_done("temperature", "top_p", "top_k", "min_p", "seed", "num_predict", places=_OPTIONS),
     *_done("stop", "repeat_penalty", "repeat_last_n", places=_OPTIONS),
-    *_done("presence_penalty", "frequency_penalty", places=_OPTIONS),
+    *_done("presence_penalty", "frequency_penalty", "repetition_stop", places=_OPTIONS),
     _refused("mirostat", 0, places=_OPTIONS),
     _refused("tfs_z", 0, 1, places=_OPTIONS),
     _refused("typical_p", 0, 1, places=_OPTIONS),

@@ -5,7 +5,8 @@
 3. The API's own file drafts what a worker gets: the parameters, and the conversation or the texts.
 4. The pictures in the conversation are read (`PictureReader`).
 5. The headers and the body give the terms: deadline, priority, how long the model stays loaded.
-6. For each prompt and each answer to it a request is made, and the key's limits count it.
+6. For each prompt and each answer to it a request is made, and the key's limits count it. The first
+   one is remembered (`RequestMemory`).
 7. The requests go into the model's queue.
 8. As their pieces come, the API's writer writes the answer (`TextAnswer`).
 """
@@ -32,11 +33,13 @@ from gateway.http.generation.pictures import (
     left_out_header,
     not_looked_at,
 )
+from gateway.http.generation.request_memory import RequestMemory
 from gateway.http.wire.access_log import unique
 from gateway.http.wire.answer import EVENTS, Framing, TextAnswer
 from gateway.http.wire.errors import invalid
 from gateway.requests.choices import Format, answers_to
 from gateway.requests.request import Request
+from gateway.why.record import RequestRecord
 from protocol.answers import RequestField
 from protocol.requests import ChatPrompt, Generate
 
@@ -84,12 +87,15 @@ def draft_chat(
 
 class TextRequest(Struct, frozen=True):
     """A request for text that is ready for the model's queue. For each prompt there are as many
-    `requests` as answers are wanted.
+    `requests` as answers are wanted. The `record` is what the `memory` remembers of the
+    first; None: nothing.
     """
 
     call: ModelCall
     requests: Sequence[Request]
     left_out: set[str]
+    memory: RequestMemory
+    record: RequestRecord | None
 
     def submit(
         self,
@@ -119,9 +125,10 @@ class TextRequest(Struct, frozen=True):
 
 
 async def request_text(
-    call: ModelCall, draft: Callable[[Model], RequestDraft], prompt_param: str
+    call: ModelCall, draft: Callable[[Model], RequestDraft], prompt_param: str, answer: str = ""
 ) -> TextRequest:
-    """Steps 3 to 6. `prompt_param` names the body's field with the prompt.
+    """Steps 3 to 6. `prompt_param` names the body's field with the prompt. `answer` is the id of
+    the answer, if that has another than the request.
 
     Raises:
         Refusal: the body, a picture or a header can't be used, or there are too many answers.
@@ -131,7 +138,10 @@ async def request_text(
     generates = await with_pictures(call, drafted)  # 4
     requests = _requests(call, drafted.parameters, generates, prompt_param)  # 5, 6
     left_out = set() if drafted.conversation is None else drafted.conversation.left_out
-    return TextRequest(call, requests, left_out)
+    memory: RequestMemory = call.http.app.state.request_memory
+    salt = drafted.parameters.cache_salt or ""
+    record = await memory.remember(call, requests[0], salt, answer)
+    return TextRequest(call, requests, left_out, memory, record)
 
 
 def counting(drafted: RequestDraft) -> RequestDraft:

@@ -51,6 +51,8 @@ class OllamaOptions(Struct, kw_only=True):
     repeat_last_n: Count | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
+    # An addition of this gateway.
+    repetition_stop: bool | None = None
 
 
 def generation(
@@ -82,6 +84,7 @@ def generation(
         seed=asked.seed,
         frequency_penalty=asked.frequency_penalty,
         presence_penalty=asked.presence_penalty,
+        repetition_stop=asked.repetition_stop,
         keep_alive=keep_alive,
     )
     return with_defaults(parameters, model.settings)

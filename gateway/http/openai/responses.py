@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from gateway.http.generation.model_call import ModelCall
 from gateway.http.generation.text_request import counting, request_text
+from gateway.http.openai.diagnostics import Unavailable, diagnose
 from gateway.http.openai.responses_bodies import ResponseBody, check_body
 from gateway.http.openai.responses_input import (
     cut_that_fits,
@@ -288,7 +289,9 @@ async def create_response(http_request: HttpRequest) -> Response:
     asked = await gather(http_request, body)
     body, call = asked.body, asked.call
     cut = await cut_that_fits(asked) if body.truncation == "auto" else 0
-    request = await request_text(call, functools.partial(draft, asked, cut), "input")
+    request = await request_text(
+        call, functools.partial(draft, asked, cut), "input", asked.response_id
+    )
     requests = request.requests
     form = ResponseForm(
         skeleton(body, call.model.id, asked.response_id),
@@ -304,11 +307,16 @@ async def create_response(http_request: HttpRequest) -> Response:
     items = await call.beside_the_loop(msgspec.json.encode, stays) if body.stored else b""
     entry = new_entry(call, asked.response_id, "responses")
     if body.background:
+        if body.compares is not None:
+            # Another gateway may end the answer, and remembers nothing of this one's requests.
+            form.response.prompt_cache_diagnostics = Unavailable()
         return await _in_background(call, requests, form, entry, items, stream=bool(body.stream))
     mailbox = mailbox_of(http_request)
     # If the mailbox can't store the response, the client still gets the answer.
     form.response.store = body.stored and mailbox.trouble is None
-    writer = ResponseFormat(form, requests[0])
+    compares = body.compares
+    diagnosed = None if compares is None else functools.partial(diagnose, request, compares)
+    writer = ResponseFormat(form, requests[0], diagnose=diagnosed)
     return request.submit(
         writer,
         stream=bool(body.stream),

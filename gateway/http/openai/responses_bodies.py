@@ -87,9 +87,12 @@ class ReasoningConfig(Struct):
 
 
 class CacheOptions(Struct):
-    """With `prewarm` the prompt is computed and kept, and there is no output."""
+    """With `prewarm` the prompt is computed and kept, and there is no output. With
+    `comparison_response_id` the response tells how its prompt differs from that of an earlier one.
+    """
 
     prewarm: bool | None = None
+    comparison_response_id: str | None = None
 
 
 @refusing("responses")
@@ -116,6 +119,12 @@ class ResponseBody(SamplingBody, kw_only=True):
     @property
     def prewarms(self) -> bool:
         return self.prompt_cache_options is not None and bool(self.prompt_cache_options.prewarm)
+
+    @property
+    def compares(self) -> str | None:
+        """The id of the response to compare the prompt with; None: nothing is asked for."""
+        options = self.prompt_cache_options
+        return None if options is None else options.comparison_response_id
 
     @property
     def stored(self) -> bool:

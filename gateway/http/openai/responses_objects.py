@@ -12,6 +12,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from gateway.http.generation.generation_body import limit_of
 from gateway.http.openai.chat_writer import TokenLogprobBody
+from gateway.http.openai.diagnostics import CacheDiagnostics
 from gateway.http.openai.responses_bodies import (
     ReasoningConfig,
     ResponseBody,
@@ -180,6 +181,7 @@ class ResponseObject(Struct, kw_only=True):
     parallel_tool_calls: bool
     presence_penalty: float = 0.0
     previous_response_id: str | None
+    prompt_cache_diagnostics: CacheDiagnostics | UnsetType = UNSET
     prompt_cache_key: str | None = None
     reasoning: Raw = ABSENT
     safety_identifier: str | None = None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Raw, Struct
 
 from gateway.http.openai.chat_writer import TokenLogprobBody, chat_logprobs, tokens_of
+from gateway.http.openai.diagnostics import CacheDiagnostics
 from gateway.http.openai.responses_items import CallMeaning, Kind, sealed
 from gateway.http.openai.responses_objects import (
     AnyCallItem,
@@ -87,8 +88,12 @@ class ResponseFormat:
         *,
         first_number: int = 0,
         announced: bool = False,
+        diagnose: Callable[[], CacheDiagnostics] | None = None,
     ) -> None:
-        """`announced`: the client already has the event that says that the response was created."""
+        """`announced`: the client already has the event that says that the response was created.
+        `diagnose` is called once the answer has ended.
+        """
+        self._diagnose = diagnose
         self._form = form
         self._request = request
         self._response = form.response
@@ -299,6 +304,8 @@ class ResponseFormat:
         self._over = True
         response = self._response
         response.usage = ResponseUsage.of(usage)
+        if self._diagnose is not None:
+            response.prompt_cache_diagnostics = self._diagnose()
         response.status = "completed"
         if self._finish_reason == "length" and not self._form.prewarms:
             response.status = "incomplete"

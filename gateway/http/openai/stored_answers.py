@@ -1,4 +1,6 @@
-"""Answers that the mailbox makes and stores: of chats and of responses. Routes of stored chats."""
+"""Answers that the mailbox makes and stores: of chats and of responses. Routes of stored chats.
+`gateway.mailbox.store` writes the answers to the mailbox's file.
+"""
 
 from __future__ import annotations
 

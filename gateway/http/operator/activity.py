@@ -18,6 +18,7 @@ from gateway.access.caller import NeededKey
 from gateway.history.history import HistoryMark, Span
 from gateway.history.recorder import Recorder
 from gateway.history.steps import Columns
+from gateway.http.generation.request_memory import RequestMemory
 from gateway.http.operator.status import status_for
 from gateway.http.wire.auth import caller_of
 from gateway.http.wire.bodies import COMMENT, COMMENT_S, event_stream, json_response, read_count
@@ -29,6 +30,7 @@ from gateway.models.fleet import Fleet
 from gateway.models.reload import Reloader
 from gateway.requests.request import Request
 from gateway.system.events import Event
+from gateway.why.answer import Why
 
 routes = Routes("operation", "/admin/v1", NeededKey.ADMIN)
 
@@ -163,6 +165,18 @@ async def finished_requests(request: HttpRequest) -> Response:
     finished: FinishedRequests = request.app.state.finished
     recent = finished.recent(read_count(request, "recent", _DEFAULT_RECENT))
     return json_response(FinishedList(finished.count, recent))
+
+
+@routes.get(
+    "/requests/{request_id:path}/why",
+    Operation("Why a request began late", answer=Why, refusals=("not_found",)),
+)
+async def why(request: HttpRequest) -> Response:
+    """Say why a request began late, and what of its prompt was new. The answer has parts of the
+    prompt, so keys that only read don't get it.
+    """
+    memory: RequestMemory = request.app.state.request_memory
+    return json_response(memory.why(request.path_params["request_id"]))
 
 
 def _request_statuses(fleet: Fleet, most: int | None = None) -> list[RequestStatus]:

@@ -258,6 +258,16 @@ def _of_models(models: Sequence[ModelSupervisor]) -> Iterator[Metric]:
             [model.traffic.cached_tokens for model in models],
         ),
         (
+            "proven_tokens",
+            "Tokens of cached prompts that were computed anew, and found to be right or wrong.",
+            [model.cache_proof.proven_tokens for model in models],
+        ),
+        (
+            "quarantined_blocks",
+            "Cached blocks that were found to be wrong, with those that follow them.",
+            [model.cache_proof.quarantined_blocks for model in models],
+        ),
+        (
             "requests_parked",
             "Requests that lost their worker, or were paused.",
             [model.traffic.meter.parked for model in models],
@@ -266,6 +276,21 @@ def _of_models(models: Sequence[ModelSupervisor]) -> Iterator[Metric]:
             "requests_resumed",
             "Requests that went on in another worker.",
             [model.traffic.meter.resumed for model in models],
+        ),
+        (
+            "invalid_outputs",
+            "Answers, try by try, whose logits weren't finite or were all the same.",
+            [model.invalid_outputs.count for model in models],
+        ),
+        (
+            "looped_answers",
+            "Answers that repeated the same tokens until they were cut off.",
+            [model.traffic.meter.looped_answers for model in models],
+        ),
+        (
+            "repetition_stops",
+            "Of these, the answers that were cut off for repetition_stop.",
+            [model.traffic.meter.repetition_stops for model in models],
         ),
     ):
         samples = zip(((id_,) for id_, _ in named), counts, strict=True)

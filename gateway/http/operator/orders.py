@@ -15,6 +15,7 @@ from starlette.responses import Response
 from gateway.access.caller import NeededKey
 from gateway.config.layers import ConfigError
 from gateway.config.tables import Reloaded
+from gateway.http.generation.request_memory import RequestMemory
 from gateway.http.operator.status import model_status, status_for
 from gateway.http.wire.auth import caller_of
 from gateway.http.wire.bodies import json_response, read_count, read_json
@@ -102,11 +103,14 @@ async def kill(request: HttpRequest) -> Response:
 async def clear_prompts(request: HttpRequest) -> Response:
     """Clear the cached prompts of all models, or of one."""
     fleet: Fleet = request.app.state.fleet
+    memory: RequestMemory = request.app.state.request_memory
     if "model_id" in request.path_params:
         supervisor = _supervisor(request)
         cleared = await fleet.prompts.clear([supervisor], supervisor.model.id)
+        memory.cleared(supervisor.model.id)
     else:
         cleared = await fleet.prompts.clear(fleet.roster.everyone)
+        memory.cleared(None)
     if not cleared.failures:
         return json_response(Reclaimed(cleared.reclaimed_bytes))
     failures = "; ".join(cleared.failures)

@@ -194,6 +194,11 @@ def model_status(supervisor: ModelSupervisor, fleet: Fleet) -> ModelStatus:
         ),
         sharers=[SharerStatus(*sharer) for sharer in supervisor.traffic.queue.sharers()],
         command=supervisor.model.is_command,
+        cache_proof=supervisor.cache_proof.state,
+        invalid_outputs=supervisor.invalid_outputs.count,
+        plain=supervisor.invalid_outputs.plain,
+        looped_answers=supervisor.traffic.meter.looped_answers,
+        repetition_stops=supervisor.traffic.meter.repetition_stops,
         check=fleet.check_reports.status(places_of(supervisor.model)),
     )
 

@@ -10,6 +10,7 @@ from typing import Annotated
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from gateway.models.check_reports import CheckStatus
+from gateway.workers.cache_proof import CacheProofState
 from gateway.workers.cause_of_death import LastExit, RepeatedDeath
 from protocol.life import Ability
 
@@ -124,6 +125,10 @@ class ModelStatus(Struct):
     called back and are still held. With `wanted_bytes` in all, no request would wait for memory.
     `repeated_deaths` are errors that workers die of again and again. Of the `sharers` that have
     requests the first has the next turn. `command`: its server is a program of the configuration.
+    `cache_proof` is null until something was proven of the prompt cache.
+    `invalid_outputs` counts answers, try by try, whose logits weren't finite or were all the same.
+    A `plain` worker has no quantized caches and makes no guesses. `looped_answers` repeated the
+    same tokens until they were cut off, the `repetition_stops` among them because of that.
     `check` is the result of its last check.
     """
 
@@ -151,6 +156,11 @@ class ModelStatus(Struct):
     repeated_deaths: list[RepeatedDeath] = []
     sharers: list[SharerStatus] = []
     command: bool = False
+    cache_proof: CacheProofState | None = None
+    invalid_outputs: int = 0
+    plain: bool = False
+    looped_answers: int = 0
+    repetition_stops: int = 0
     check: CheckStatus | None = None
 
 

@@ -59,6 +59,7 @@ GENERATES: Final[tuple[Code, ...]] = (
     "model_not_found",
     "queue_full",
     "worker_crashed",
+    "model_output_invalid",
     "model_unavailable",
     "load_timeout",
     "shutting_down",

@@ -68,6 +68,7 @@ def test_mistakes_are_named(tmp_path: Path, table: str, message: str) -> None:
         ("http://box.local/v1?x=1", "(? or #)"),
         ("http://box.local:99999/v1", "99999 is no port"),
         ("box.local", "is no address of a server"),
+        ("", "is no address of a server"),
     ],
 )
 def test_the_address_of_an_upstream_is_judged_without_its_password(

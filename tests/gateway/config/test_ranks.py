@@ -42,10 +42,17 @@ def test_unknown_host_is_answered_with_the_known_ones(tmp_path: Path) -> None:
     assert any(line.endswith('known are "local", "studio2".') for line in mistakes), mistakes
 
 
-@pytest.mark.parametrize("ssh", ["-oProxyCommand=sh", "two words", "a\\nb"])
+@pytest.mark.parametrize("ssh", ["", "-oProxyCommand=sh", "two words", "a\\nb"])
 def test_destination_that_ssh_would_misread_is_a_mistake(tmp_path: Path, ssh: str) -> None:
     (mistake,) = _mistakes(tmp_path, f'[hosts.studio2]\nssh = "{ssh}"\n')
     assert "is no destination for ssh" in mistake
+
+
+def test_host_without_a_destination_or_a_command_is_one_mistake(tmp_path: Path) -> None:
+    (mistake,) = _mistakes(tmp_path, "[hosts.studio2]\n")
+    assert "hosts.studio2.ssh: it is missing" in mistake
+    (mistake,) = _mistakes(tmp_path, '[hosts.studio2]\nssh = "studio2"\ncommand = " "\n')
+    assert "hosts.studio2.command: it is empty" in mistake
 
 
 class TestHostFile:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.memory.admission_round import OVERGROWN_S
+from gateway.memory.admission_round import OVERGROWN_S, RECALL_S
 from gateway.memory.allocation import MemoryNeed
 from gateway.memory.ledger import Admit, Evict, LimitChange, Refuse, Replace, Unanswered
-from gateway.memory.loans import IDLE_LOAN_S, REBALANCE_S, RECALL_S
+from gateway.memory.loans import IDLE_LOAN_S, REBALANCE_S
 from tests.gateway.memory.account import (
     LATER,
     PATIENCE_S,
@@ -454,6 +454,22 @@ class TestRecalls:
         allocation = account.ledger.allocation("a")
         assert allocation is not None
         assert allocation.floor_bytes == 10 * UNIT
+
+    @pytest.mark.parametrize("answers", [True, False])
+    def test_bytes_of_a_slow_answer_stay_for_the_earlier_claim(self, *, answers: bool) -> None:
+        """Though the model waits for them itself, for longer than the patience."""
+        account = Account()
+        account.load("a", 45, busy=True, used=65, least=65)
+        account.claim("b", 40, priority=1)
+        assert account.decide(LATER) == [recalls("a", 60)]
+        for second in range(1, int(RECALL_S)):
+            assert account.decide(LATER + second) == []
+        if answers:
+            account.obey([recalls("a", 60)])
+            account.footprint("a", 60)
+            assert account.decide(LATER + RECALL_S) == [admits("b", 40)]
+        else:
+            assert account.decide(LATER + RECALL_S) == [Unanswered("a", RECALL_S)]
 
     def test_a_reading_from_before_its_answer_says_nothing(self) -> None:
         account = self.recalled(answered=50)

@@ -15,7 +15,7 @@ from hypothesis.stateful import (
 )
 
 from gateway.memory.admission import Admission
-from gateway.memory.admission_round import OVERGROWN_S
+from gateway.memory.admission_round import OVERGROWN_S, RECALL_S
 from gateway.memory.allocation import MemoryNeed, WorkerReading
 from gateway.memory.check_room import CheckRoom
 from gateway.memory.ledger import (
@@ -28,7 +28,7 @@ from gateway.memory.ledger import (
     Replace,
     Unanswered,
 )
-from gateway.memory.loans import REBALANCE_S, RECALL_S
+from gateway.memory.loans import REBALANCE_S
 
 # Above what the account takes for noise.
 UNIT = 64_000_000
@@ -302,6 +302,9 @@ class World(RuleBasedStateMachine):
         self._end_check()
         for model in self.models.values():
             model.step()
+            if model.running and model.used > model.limit and model.obeys_at is None:
+                # It was told of bytes that its rows can't have any more: some leave the batch.
+                model.obeys_at = self.now + model.lag_s
             if model.obeys_at is not None and self.now >= model.obeys_at:
                 model.obey()
             if model.process == "loading" and self.now >= model.until:

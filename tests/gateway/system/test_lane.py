@@ -1,4 +1,6 @@
-"""Calls that may hang: a thread at most, a deadline, a reason, and nobody waits at the end."""
+"""Calls that may hang: they share one thread, have a deadline and name what hangs, and the process
+can end beside them.
+"""
 
 from __future__ import annotations
 

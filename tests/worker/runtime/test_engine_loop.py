@@ -46,7 +46,7 @@ class Worker:
         limits.set_limit(1 << 34, 1 << 20)
         self.warming = WarmUp(engine, self.cache, room, 40, loaded.vocabulary)
         self.loop = EngineLoop(
-            self.thread, engine, limits, ContextInForce(4096), warming=self.warming
+            self.thread, engine, limits, ContextInForce(4096), at_rest=[self.warming]
         )
 
     def answer(self) -> tuple[int, list[Need]]:

@@ -33,7 +33,7 @@ def check_the_context(subject: Subject) -> Findings:
     prompt = _prompt(subject, short, 0.5)
     if not _finds(subject, runner, prompt):
         runner.close()
-        yield TELL.note(
+        yield TELL.remark(
             "The model is too small to be asked for facts in its prompt.",
             f"It didn't find a fact in {len(prompt):,} tokens.",
         )

@@ -57,7 +57,7 @@ def check_the_stop(subject: Subject) -> Findings:
             "model",
         )
     elif endless:
-        yield TELL.note(
+        yield TELL.remark(
             "Not every answer ended by itself.",
             f"{len(endless)} of {len(answers)} went on for {most} tokens.",
         )

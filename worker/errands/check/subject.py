@@ -49,7 +49,7 @@ class Teller:
     ) -> CheckFinding:
         return self._finding("warning", what, evidence, remedy, owner)
 
-    def note(
+    def remark(
         self, what: str, evidence: str, remedy: str = "", owner: Owner = "model"
     ) -> CheckFinding:
         return self._finding("note", what, evidence, remedy, owner)

@@ -8,7 +8,7 @@ from typing import Any, Final
 import mlx.core as mx
 import numpy as np
 
-from protocol.answers import Embedded, RequestFailed
+from protocol.answers import Embedded, OutputInvalid, RequestFailed
 from protocol.check import CheckFinding
 from protocol.requests import Embed, TextPrompt
 from worker.engines.room import NO_CACHES, CacheRoom, Context, measure
@@ -42,7 +42,7 @@ def check_the_vectors(subject: Subject) -> Findings:
     if not makes or scores(loaded.config):
         raise SectionSkipped("The model's files have no recipe for vectors.")
     shape = NO_CACHES if loaded.is_encoder else measure(loaded.model)
-    got: list[Embedded] = []
+    got: list[Embedded | OutputInvalid] = []
     try:
         serving = make_vectors(loaded, subject.order.source, CacheRoom(shape), 1.0, got.append)
     except ModelError as error:
@@ -64,7 +64,7 @@ def check_the_vectors(subject: Subject) -> Findings:
     contrasts = _contrasts(subject, backbone, texts)
     yield from _pooling(subject, recipe.poolings, contrasts)
     if not recipe.normalized:
-        yield TELL.note(
+        yield TELL.remark(
             "The vectors aren't normalized.",
             "modules.json has no module Normalize.",
             "Compare vectors by the cosine, and not by the product alone.",
@@ -81,17 +81,24 @@ def _unreadable(reason: str) -> CheckFinding:
     )
 
 
-def _vectors(serving: VectorServing, got: list[Embedded], texts: list[str]) -> np.ndarray[Any, Any]:
+def _vectors(
+    serving: VectorServing, got: list[Embedded | OutputInvalid], texts: list[str]
+) -> np.ndarray[Any, Any]:
+    """The vectors of the texts, (texts, width); NaN if the model's numbers are invalid."""
     got.clear()
     embed = Embed(request_id="check", inputs=tuple(map(TextPrompt, texts)))
     job = serving.texts.prepare(embed, Context(512))
     if isinstance(job, RequestFailed):
         raise ValueError(job.message)
     serving.engine.add(job)
-    while not (got and got[-1].last):
+    parts: list[Embedded] = []
+    while not (parts and parts[-1].last):
         serving.engine.start_batch(None)
         serving.engine.step(beside_decoding=False)
-    numbers = np.frombuffer(b"".join(part.vectors for part in got), "<f4")
+        if any(isinstance(part, OutputInvalid) for part in got):
+            return np.full((len(texts), 1), np.nan)
+        parts = [part for part in got if isinstance(part, Embedded)]
+    numbers = np.frombuffer(b"".join(part.vectors for part in parts), "<f4")
     return numbers.reshape(len(texts), -1)
 
 

@@ -36,7 +36,7 @@ def check_the_ways(subject: Subject) -> Findings:
     runner.close()
     tried = ["from the prompt cache"] if runner.caches else []
     if alone:
-        yield TELL.note(
+        yield TELL.remark(
             "Requests of this model run one at a time.",
             f"{alone[0].upper()}{alone[1:]}.",
             "Take another architecture where many requests come at once.",
@@ -89,7 +89,7 @@ def _same(way: str, cold: RunAnswer, other: RunAnswer) -> Iterator[CheckFinding]
             "bulkhead",
         )
     else:
-        yield TELL.note(
+        yield TELL.remark(
             f"The answer {way} differs by rounding.",
             f"{evidence}.",
             "",

@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.server.server import LIMIT, WINDOW_S, StartRecord, caution, recent
+from gateway.server.process import LIMIT, WINDOW_S, StartRecord, caution, recent
 
 NOW = 1_800_000_000.0
 

@@ -1,4 +1,6 @@
-"""The gateway's process: its parts, the record of its starts, and how the process ends."""
+"""The gateway's process: its parts, the record of its starts, and its last steps once `serving` has
+drained and stopped everything.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Why an answer began late, and what of its prompt was new."""
