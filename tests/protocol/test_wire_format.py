@@ -186,6 +186,7 @@ SAMPLES: dict[type[Message], Message] = {
             devices=((None, "rdma_en2"), ("rdma_en2", None)),
         ),
         awaited=True,
+        cache_failures=1,
     ),
     Generate: _generate(PROMPTS[ChatPrompt]),
     Embed: Embed(

@@ -89,7 +89,7 @@ def check_the_template(subject: Subject) -> Findings:
                 "bulkhead",
             )
     if refused:
-        yield TELL.note(
+        yield TELL.remark(
             "The template refuses some conversations, or leaves parts of them out.",
             f"They are: {', '.join(refused)}.",
             "Nothing is to be done: Bulkhead writes such messages in a form that the template "
@@ -135,7 +135,7 @@ def _turns(subject: Subject, asked: str, after: str) -> Iterator[CheckFinding]:
     opened = asked[len(same) :]
     reasons = subject.format.reasoning
     if reasons is not None and (reasons.start in opened or reasons.start in same[-40:]):
-        yield TELL.note(
+        yield TELL.remark(
             "The last answer is written otherwise in the next turn, so it is computed anew.",
             f"A prompt ends in {opened[:40]!r}, which a later turn leaves out.",
         )
@@ -179,7 +179,7 @@ def _tools(subject: Subject) -> Iterator[CheckFinding]:
         return
     knows = sorted(_call_tags(subject))
     if lost == list(wanted) and not knows:
-        yield TELL.note(
+        yield TELL.remark(
             "The template doesn't tell the model of tools.",
             "Neither their names nor their descriptions arrive, and the vocabulary has no tag of "
             "calls.",
@@ -232,7 +232,7 @@ def _reasoning(subject: Subject) -> Iterator[CheckFinding]:
         return
     text = _text(subject, [_USER, _THINKING, _RESULT], TOOLS)
     if "probed-reasoning" not in text:
-        yield TELL.note(
+        yield TELL.remark(
             "The reasoning before a call isn't told to the model again.",
             "The prompt after a tool's result lacks it.",
         )

@@ -18,7 +18,13 @@ from worker.errands.check.numbers import check_the_numbers
 from worker.errands.check.parser import check_the_parser
 from worker.errands.check.speed import check_the_speed
 from worker.errands.check.stop import check_the_stop
-from worker.errands.check.subject import Findings, SectionSkipped, Subject, Teller
+from worker.errands.check.subject import (
+    Findings,
+    InvalidNumbersError,
+    SectionSkipped,
+    Subject,
+    Teller,
+)
 from worker.errands.check.tokens import check_the_tokenizer
 from worker.errands.check.vectors import check_the_vectors
 from worker.errands.check.ways import check_the_ways
@@ -51,7 +57,7 @@ _PARTS: Final = (
 
 def check(errand: Errand) -> None:
     errand.answer_versions()
-    _Conductor(errand, errand.read(CheckModel)).run()
+    _Conductor(errand, errand.read_line(CheckModel)).run()
 
 
 class _Conductor:
@@ -85,6 +91,17 @@ class _Conductor:
             summary, ran = self._findings_of(part, subject), True
         except SectionSkipped as skipped:
             summary, ran = str(skipped), False
+        except InvalidNumbersError:
+            if not self._faults:
+                self._answer(
+                    Teller(part.section).fault(
+                        "The model computes invalid numbers.",
+                        "The logits of a token weren't finite, or were all the same, twice.",
+                        "Take another conversion; a model in float16 may need bfloat16.",
+                    )
+                )
+            self._unloadable = "The model computes invalid numbers."
+            summary, ran = self._unloadable, True
         except Exception as error:
             # A model's own code and template fail in any way.
             self._answer(self._failure(part.section, error))

@@ -27,13 +27,13 @@ def check_the_context(subject: Subject) -> Findings:
     subject.chat  # noqa: B018  # Only a model that chats is asked.
     own = loaded.context_tokens or _LEAST_TOKENS
     force = min(subject.order.context_tokens or own, own)
-    runner = Runner(loaded)
+    runner = Runner(subject)
     began_at = time.monotonic()
     short = min(_SHORT_TOKENS, force - _ANSWER_TOKENS)
     prompt = _prompt(subject, short, 0.5)
     if not _finds(subject, runner, prompt):
         runner.close()
-        yield TELL.note(
+        yield TELL.remark(
             "The model is too small to be asked for facts in its prompt.",
             f"It didn't find a fact in {len(prompt):,} tokens.",
         )

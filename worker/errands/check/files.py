@@ -81,7 +81,7 @@ def _index(folder: Path, headers: dict[Path, Header]) -> Iterator[CheckFinding]:
         return
     has = {name: path.name for path, header in headers.items() for name in header.tensors}
     if not set(names.values()) & set(has.values()):
-        yield TELL.note(
+        yield TELL.remark(
             f"{INDEX} is of other files.",
             f"It names {listed(set(names.values()))}, which aren't here.",
             "Nothing reads it: delete it.",

@@ -47,10 +47,16 @@ def all_of(changes: Iterable[AbstractContextManager[None]]) -> Iterator[None]:
         yield
 
 
-def whole_repairs(model: Any) -> Iterator[Repair]:
-    """Repairs of the whole model."""
+def position_repairs(model: Any) -> Iterator[Repair]:
+    """Repairs of how a model knows the positions of tokens. Their faults show little in a short
+    text.
+    """
     yield from _bases(model)
     yield from _traditional(model)
+
+
+def whole_repairs(model: Any) -> Iterator[Repair]:
+    """Repairs of all layers together."""
     for pair in _PAIRS:
         if owners := _owners(model, pair):
             yield Repair(

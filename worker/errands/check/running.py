@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Final
 
 from worker.engines.batched_engine import BatchedEngine
 from worker.engines.decoding import Caches
 from worker.engines.room import CacheRoom, measure
 from worker.engines.sequence import Engine, Sequence, Token
 from worker.engines.sequential import SequentialEngine
-from worker.load.loading import LoadedModel
+from worker.errands.check.subject import InvalidNumbersError, SectionSkipped, Subject
 from worker.mlx_lm.batching_trial import try_batching
 from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.path import Paths, root_key
 
 _names = count()
+# A run may take so much longer than the check has.
+_GRACE_S: Final = 5.0
 
 
 @dataclass(frozen=True)
@@ -37,13 +40,14 @@ class Runner:
 
     def __init__(
         self,
-        loaded: LoadedModel,
+        subject: Subject,
         *,
         kv_bits: int | None = None,
         guesses: bool = False,
         cached: bool = False,
         rows: int = 1,
     ) -> None:
+        loaded, self._subject = subject.writer, subject
         caches = Caches(loaded.model, kv_bits)
         room = CacheRoom(measure(caches.run, caches.make))
         self.alone = try_batching(caches.model).fault or ""
@@ -62,6 +66,10 @@ class Runner:
     ) -> list[RunAnswer]:
         """The likeliest answers to prompts that come at once. With `ends` a model's own end token
         ends an answer.
+
+        Raises:
+            InvalidNumbersError
+            SectionSkipped: the check's time is over.
         """
         names = [f"check-{next(_names)}" for _ in prompts]
         got: dict[str, list[Token]] = {name: [] for name in names}
@@ -82,6 +90,10 @@ class Runner:
             for token in self._engine.step():
                 got[token.request_id].append(token)
             self._engine.store_blocks()
+            if any(not spoilt.goes_on for spoilt in self._engine.collect_spoilt()):
+                raise InvalidNumbersError
+            if self._subject.left_s < -_GRACE_S:
+                raise SectionSkipped("The time was over before the answers were.")
         return [_answer(got[name]) for name in names]
 
     def close(self) -> None:

@@ -14,9 +14,8 @@ _TOKENS: Final = 32
 
 
 def check_the_speed(subject: Subject) -> Findings:
-    loaded = subject.writer
     prompt = list(subject.tokenizer.encode(TEXT))
-    runner = Runner(loaded)
+    runner = Runner(subject)
     runner.answers([prompt], 1)
     began_at = time.monotonic()
     runner.answers([prompt], 1)

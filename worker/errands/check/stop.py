@@ -6,7 +6,7 @@ from typing import Final
 
 from protocol.requests import ChatMessage, ChatPrompt
 from worker.errands.check.running import Runner
-from worker.errands.check.subject import Findings, SectionSkipped, Subject, Teller
+from worker.errands.check.subject import Findings, Subject, Teller
 from worker.errands.check.tokens import turn_end
 
 TELL: Final = Teller("stop")
@@ -21,13 +21,11 @@ _MOST_THINKING_TOKENS: Final = 384
 
 
 def check_the_stop(subject: Subject) -> Findings:
-    loaded, chat = subject.writer, subject.chat
+    chat = subject.chat
     prompts = [chat.tokens(ChatPrompt((ChatMessage("user", question),))) for question in _QUESTIONS]
     thinks = subject.format.reasoning is not None or subject.format.harmony
     most = _MOST_THINKING_TOKENS if thinks else _MOST_TOKENS
-    runner = Runner(loaded, rows=len(prompts))
-    if subject.left_s <= 0:
-        raise SectionSkipped("No time was left.")
+    runner = Runner(subject, rows=len(prompts))
     answers = runner.answers(prompts, most, ends=True)
     runner.close()
     tokenizer = subject.tokenizer
@@ -57,7 +55,7 @@ def check_the_stop(subject: Subject) -> Findings:
             "model",
         )
     elif endless:
-        yield TELL.note(
+        yield TELL.remark(
             "Not every answer ended by itself.",
             f"{len(endless)} of {len(answers)} went on for {most} tokens.",
         )

@@ -33,6 +33,10 @@ class SectionSkipped(Exception):
     """A section has nothing to look at. The text says why, as a sentence."""
 
 
+class InvalidNumbersError(Exception):
+    """The model's numbers aren't finite, or are all the same. Nothing more can be asked of it."""
+
+
 @dataclass(frozen=True)
 class Teller:
     """Makes the findings of one section."""
@@ -49,7 +53,7 @@ class Teller:
     ) -> CheckFinding:
         return self._finding("warning", what, evidence, remedy, owner)
 
-    def note(
+    def remark(
         self, what: str, evidence: str, remedy: str = "", owner: Owner = "model"
     ) -> CheckFinding:
         return self._finding("note", what, evidence, remedy, owner)

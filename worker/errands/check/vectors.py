@@ -64,7 +64,7 @@ def check_the_vectors(subject: Subject) -> Findings:
     contrasts = _contrasts(subject, backbone, texts)
     yield from _pooling(subject, recipe.poolings, contrasts)
     if not recipe.normalized:
-        yield TELL.note(
+        yield TELL.remark(
             "The vectors aren't normalized.",
             "modules.json has no module Normalize.",
             "Compare vectors by the cosine, and not by the product alone.",

@@ -26,28 +26,27 @@ _DRIFT: Final = 0.5
 
 
 def check_the_ways(subject: Subject) -> Findings:
-    loaded = subject.writer
     ids = list(subject.tokenizer.encode(TEXT))
     prompts = [ids[: _PROMPT_TOKENS - 4 * row] for row in range(_ROWS)]
-    runner = Runner(loaded, cached=True, rows=_ROWS)
+    runner = Runner(subject, cached=True, rows=_ROWS)
     cold = runner.answers(prompts[:1], _TOKENS)[0]
     yield from _same("from the prompt cache", cold, runner.answers(prompts[:1], _TOKENS)[0])
     alone = runner.alone
     runner.close()
     tried = ["from the prompt cache"] if runner.caches else []
     if alone:
-        yield TELL.note(
+        yield TELL.remark(
             "Requests of this model run one at a time.",
             f"{alone[0].upper()}{alone[1:]}.",
             "Take another architecture where many requests come at once.",
         )
     elif subject.left_s > 0:
         tried.append(f"in a batch of {_ROWS}")
-        batch = Runner(loaded, rows=_ROWS)
+        batch = Runner(subject, rows=_ROWS)
         yield from _same(tried[-1], cold, batch.answers(prompts, _TOKENS)[0])
         batch.close()
         tried.append("with guesses")
-        guessing = Runner(loaded, guesses=True)
+        guessing = Runner(subject, guesses=True)
         yield from _same(tried[-1], cold, guessing.answers(prompts[:1], _TOKENS)[0])
         guessing.close()
     drifts = []
@@ -55,7 +54,7 @@ def check_the_ways(subject: Subject) -> Findings:
         if subject.left_s <= 0:
             break
         try:
-            quantized = Runner(loaded, kv_bits=bits)
+            quantized = Runner(subject, kv_bits=bits)
         except ModelError:
             break
         drift = _drift(cold, quantized.answers(prompts[:1], _TOKENS)[0])
@@ -89,7 +88,7 @@ def _same(way: str, cold: RunAnswer, other: RunAnswer) -> Iterator[CheckFinding]
             "bulkhead",
         )
     else:
-        yield TELL.note(
+        yield TELL.remark(
             f"The answer {way} differs by rounding.",
             f"{evidence}.",
             "",

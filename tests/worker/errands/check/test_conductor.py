@@ -1,0 +1,79 @@
+"""The errand as a process: its sections come in order, and none of them stops the others."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+import pytest
+
+from gateway.workers.process import WORKER
+from protocol.check import CheckAnswers, Checked, CheckFinding, CheckModel, Section, SectionDone
+from protocol.errands import Environment
+from tests.support.shapes import DEMO
+from tests.worker.errands.check import planted
+
+pytestmark = pytest.mark.processes
+_WITHIN_S = 300.0
+
+
+def answers_to(order: CheckModel) -> list[CheckAnswers]:
+    ended = subprocess.run(
+        [sys.executable, "-P", str(WORKER), "check"],
+        input=msgspec.json.encode(order),
+        stdout=subprocess.PIPE,
+        check=True,
+        timeout=_WITHIN_S,
+    )
+    first, *lines = ended.stdout.splitlines()
+    msgspec.json.decode(first, type=Environment)
+    return [msgspec.json.decode(line, type=CheckAnswers) for line in lines]
+
+
+def sections_of(answers: list[CheckAnswers]) -> dict[str, SectionDone]:
+    return {item.section: item for item in answers if isinstance(item, SectionDone)}
+
+
+def test_every_section_answers_in_order() -> None:
+    answers = answers_to(CheckModel(str(DEMO), seconds=_WITHIN_S))
+    sections = sections_of(answers)
+    assert tuple(sections) == get_args(Section)
+    assert [name for name, done in sections.items() if not done.ran] == ["vectors"]
+    last = answers[-1]
+    assert isinstance(last, Checked)
+    faults = [item for item in answers if isinstance(item, CheckFinding)]
+    assert last.faults == sum(item.severity == "fault" for item in faults)
+    # Its few weights are nearly as they were before its training.
+    assert any("random" in item.what for item in faults)
+
+
+def test_a_model_that_cannot_be_loaded_gets_its_other_findings(tmp_path: Path) -> None:
+    folder = planted.linked(DEMO, tmp_path / "model")
+    planted.cut_off(folder)
+    planted.clock(folder)
+    answers = answers_to(CheckModel(str(folder)))
+    told = {item.section for item in answers if isinstance(item, CheckFinding)}
+    assert {"files", "template"} <= told
+    assert not sections_of(answers)["numbers"].ran
+    assert answers[-1] == Checked("faults", 1, 1, answers[-1].seconds)  # type: ignore[union-attr]
+
+
+def test_without_memory_the_weights_are_not_read() -> None:
+    sections = sections_of(answers_to(CheckModel(str(DEMO), limit_bytes=1000)))
+    assert [name for name, done in sections.items() if done.ran] == [
+        "files",
+        "tokenizer",
+        "template",
+        "parser",
+    ]
+    assert "no room for the weights" in sections["numbers"].summary
+
+
+def test_a_name_without_a_model_is_a_fault() -> None:
+    finding, checked = answers_to(CheckModel("/no/such/folder"))
+    assert isinstance(finding, CheckFinding)
+    assert isinstance(checked, Checked)
+    assert checked.verdict == "faults"
