@@ -373,7 +373,7 @@ def test_nothing_is_remembered_with_the_switch_off(start_gateway: Callable[..., 
     gateway.config_path.write_text("[prompt_cache]\nexplain = false\n")
     gateway.client.post("/admin/v1/reload").raise_for_status()
     answer = gateway.client.get(f"/admin/v1/requests/{name}/why")
-    assert (answer.status_code, "is off" in answer.text) == (404, True)
+    assert (answer.status_code, "set prompt_cache.explain" in answer.text) == (404, True)
     gateway.say("Go on.", max_tokens=1)
     gateway.config_path.write_text("")
     gateway.client.post("/admin/v1/reload").raise_for_status()

@@ -58,6 +58,7 @@ def _happened(kind: Any, at: float = 50.0) -> Facts:
         ("evicted", {}, {}, NOTHING),
         ("evicted", {}, {"cached_tokens": 64}, NOTHING),
         ("at_places", {}, {"prompts": PLACES, "cached_tokens": 64}, NOTHING),
+        ("at_places", {}, {"prompts": PLACES, "cached_tokens": 64, "stored_tokens": 192}, NOTHING),
     ],
 )
 def test_loss_of_the_cache_is_named(
