@@ -139,7 +139,9 @@ def _lost(now: RequestRecord, before: RequestRecord, facts: Facts) -> tuple[Caus
     computed_at, sent_at = before.computed_at, now.sent_at
     if computed_at is None or (sent_at is not None and computed_at > sent_at):
         return "unfinished", ""
-    since = [event for event in facts.cache_events if before.at <= event.at <= (sent_at or now.at)]
+    # What happens until the first token may send the prompt back to its begin.
+    begin, end = before.sent_at or before.at, now.computed_at or now.at
+    since = [event for event in facts.cache_events if begin <= event.at <= end]
     for kind in ("quarantined", "cleared"):
         if (event := _last(since, kind)) is not None:
             return event.kind, event.reason
