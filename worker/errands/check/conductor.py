@@ -31,9 +31,6 @@ from worker.errands.check.ways import check_the_ways
 from worker.load.files import find_folder
 from worker.system.errors import ModelError, one_sentence
 
-# Beside its weights a check takes caches and the states of some hundred tokens.
-_BESIDE_BYTES: Final = 1 << 30
-
 
 class _Part(NamedTuple):
     section: Section
@@ -131,7 +128,7 @@ class _Conductor:
         limit = self._order.limit_bytes
         try:
             weight_bytes = sum(path.stat().st_size for path in weight_files(subject.folder))
-            if limit is not None and weight_bytes + _BESIDE_BYTES > limit:
+            if limit is not None and weight_bytes + BESIDE_BYTES > limit:
                 self._unloadable = (
                     f"There is no room for the weights: they have {weight_bytes:,} bytes, and "
                     f"{limit:,} bytes are free."
