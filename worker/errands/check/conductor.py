@@ -19,6 +19,7 @@ from worker.errands.check.parser import check_the_parser
 from worker.errands.check.speed import check_the_speed
 from worker.errands.check.stop import check_the_stop
 from worker.errands.check.subject import (
+    BESIDE_BYTES,
     Findings,
     InvalidNumbersError,
     SectionSkipped,
