@@ -149,11 +149,7 @@ TOKENS_PER_RENDERED = 1 << 17
 
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls"]
 RequestErrorCode: TypeAlias = Literal[
-    "invalid_request_error",
-    "context_length_exceeded",
-    "insufficient_memory",
-    "internal_error",
-    "model_output_invalid",
+    "invalid_request_error", "context_length_exceeded", "insufficient_memory", "internal_error"
 ]
 RequestField: TypeAlias = Literal[
     "prompt",

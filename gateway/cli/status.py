@@ -209,6 +209,14 @@ def _remarks(model: ModelStatus) -> Iterator[str]:
     for death in model.repeated_deaths:
         last = f"the last at {_local(death.last_at)}"
         yield printable(f"Careful: {model.id}: {death}; {last}. {death.remedy}")
+    if model.plain:
+        yield printable(
+            f"{model.id}: the worker is plain, since the numbers of an answer were wrong: "
+            "unquantized caches, no guesses"
+        )
+    elif model.invalid_outputs:
+        times = "once" if model.invalid_outputs == 1 else f"{model.invalid_outputs} times"
+        yield printable(f"{model.id}: the numbers of an answer were wrong {times}")
     if _died(model.last_exit):
         yield printable(f"{model.id}: {_exit(model.last_exit)}")
 

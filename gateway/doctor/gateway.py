@@ -19,7 +19,7 @@ from gateway import VERSION
 from gateway.config.layers import Mistake
 from gateway.doctor.finding import Finding, error, ok, warning
 from gateway.doctor.installation import Installation, Running, is_stopped
-from gateway.http.wire.command_bodies import ConfigStatus
+from gateway.http.wire.command_bodies import ConfigStatus, ModelStatus
 from gateway.system.listening import is_here
 from gateway.system.memory import footprint
 from gateway.system.memory_reading import FootprintError
@@ -269,6 +269,34 @@ def judge_deaths(
     if not any(deaths.values()):
         text = "No error has ended workers again and again." if gateway_runs else "No gateway runs."
         yield ok(_DEATHS, text)
+
+
+_OUTPUTS: Final = "outputs"
+
+
+def look_at_outputs(installation: Installation) -> Iterator[Finding]:
+    running = installation.running()
+    yield from judge_outputs(running.models, gateway_runs=running.holder is not None)
+
+
+def judge_outputs(models: Sequence[ModelStatus], *, gateway_runs: bool) -> Iterator[Finding]:
+    """Judge the models by the answers whose logits weren't finite, or were all the same."""
+    faulty = [model for model in models if model.invalid_outputs]
+    for model in faulty:
+        plain = (
+            ", and its worker has no quantized caches and guesses nothing" if model.plain else ""
+        )
+        times = "once" if model.invalid_outputs == 1 else f"{model.invalid_outputs} times"
+        yield warning(
+            _OUTPUTS,
+            f"The numbers of an answer were wrong {times}{plain}.",
+            f"`bulkhead check {model.id}` looks for the fault. `bulkhead events` says which "
+            "requests these were.",
+            subject=model.id,
+        )
+    if not faulty:
+        text = "No answer had numbers that were wrong." if gateway_runs else "No gateway runs."
+        yield ok(_OUTPUTS, text)
 
 
 def look_at_caches(installation: Installation) -> Iterator[Finding]:

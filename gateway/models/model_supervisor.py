@@ -205,7 +205,7 @@ class ModelSupervisor:
         self.traffic.queue.shares.restore(state.shares)
         self.traffic.queue.restore(running, waiting)
         self.invalid_outputs.restore(plain=state.plain, count=state.invalid_outputs)
-        self.model_memory.configure(self.invalid_outputs.as_loaded(self.model))
+        self.model_memory.model = self.invalid_outputs.as_loaded(self.model)
         worker, channel = state.worker, state.channel
         if worker is not None and channel is not None and output is not None:
             self.condition.restore(State.READY, None)
@@ -439,7 +439,7 @@ class ModelSupervisor:
         match effect:
             case Effect.ASK:
                 self.invalid_outputs.starting()
-                self.model_memory.configure(self.invalid_outputs.as_loaded(self.model))
+                self.model_memory.model = self.invalid_outputs.as_loaded(self.model)
                 self._load.ask_for_memory()
             case Effect.WITHDRAW:
                 self.model_memory.withdraw()

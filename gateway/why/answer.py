@@ -7,7 +7,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from gateway.why.changes import Difference
+from gateway.why.changes import PromptDifference
 from gateway.why.divergence import Excerpt
 from gateway.why.explain import Cause, explain
 from gateway.why.record import Facts, RequestRecord
@@ -94,13 +94,13 @@ def _earlier(record: RequestRecord, shared_tokens: int) -> EarlierRequest:
     return EarlierRequest(record.id, record.at, record.trace.prompt_tokens, shared_tokens)
 
 
-def _name(cause: Cause, changes: Iterable[Difference]) -> str:
+def _name(cause: Cause, changes: Iterable[PromptDifference]) -> str:
     """The cause, and behind a colon what was swapped: system_changed:clock."""
     swap = next((change.swap for change in changes if change.kind == cause), None)
     return cause if swap is None else f"{cause}:{swap}"
 
 
-def _shown(change: Difference) -> PromptChange:
+def _shown(change: PromptDifference) -> PromptChange:
     place = change.place
     if place is None:
         return PromptChange(change.kind, change.section, of_change(change))

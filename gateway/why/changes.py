@@ -34,9 +34,11 @@ _SAME: Final = 0.5
 # Unless something like a clock stands there, behind so many characters that they share.
 _SHARED: Final = 40
 _NAMED: Final = 3
+# Where a conversation goes on is looked for at so many places, the last ones.
+_MOST_BEGINS: Final = 64
 
 
-class Difference(Struct, frozen=True):
+class PromptDifference(Struct, frozen=True):
     """A difference between the earlier prompt and this one. `section` names where it begins. The
     texts part at `place`, where perhaps one thing was `swapped` for another.
     """
@@ -50,7 +52,7 @@ class Difference(Struct, frozen=True):
     new: str = ""
 
 
-def changes(old: Sketch, new: Sketch) -> list[Difference]:
+def changes(old: Sketch, new: Sketch) -> list[PromptDifference]:
     """The differences, in the order of the prompt. Messages that only follow are none."""
     found = list(_of_arguments(old, new))
     found += _of_tools(old.tools, new.tools)
@@ -79,27 +81,33 @@ def _turns(sketch: Sketch) -> Sequence[PromptSection]:
     return sketch.others[len(_systems(sketch)) :]
 
 
-def _of_arguments(old: Sketch, new: Sketch) -> Iterator[Difference]:
+def _of_arguments(old: Sketch, new: Sketch) -> Iterator[PromptDifference]:
     if old.arguments != new.arguments:
-        yield Difference("arguments", "template arguments", old=old.arguments, new=new.arguments)
+        yield PromptDifference(
+            "arguments", "template arguments", old=old.arguments, new=new.arguments
+        )
 
 
-def _of_tools(old: Sequence[PromptSection], new: Sequence[PromptSection]) -> Iterator[Difference]:
+def _of_tools(
+    old: Sequence[PromptSection], new: Sequence[PromptSection]
+) -> Iterator[PromptDifference]:
     before, after = _digests(old), _digests(new)
     if before == after:
         return
     if sorted(before) == sorted(after):
         at = common_length(before, after)
         detail = f"{new[at].name} stands where {old[at].name} stood"
-        yield Difference("tools_reordered", "tools", detail)
+        yield PromptDifference("tools_reordered", "tools", detail)
         return
     names = [section.name for section in old], [section.name for section in new]
     removed = [name for name in names[0] if name not in names[1]]
     added = [name for name in names[1] if name not in names[0]]
     if added and removed:
-        yield Difference("tools_replaced", "tools", f"{_listed(added)} for {_listed(removed)}")
+        yield PromptDifference(
+            "tools_replaced", "tools", f"{_listed(added)} for {_listed(removed)}"
+        )
     elif added or removed:
-        yield Difference(
+        yield PromptDifference(
             "tools_added" if added else "tools_removed", "tools", _listed(added + removed)
         )
     by_name = {section.name: section for section in old}
@@ -110,52 +118,54 @@ def _of_tools(old: Sequence[PromptSection], new: Sequence[PromptSection]) -> Ite
             return
 
 
-def _of_system(old: Sequence[PromptSection], new: Sequence[PromptSection]) -> Iterator[Difference]:
+def _of_system(
+    old: Sequence[PromptSection], new: Sequence[PromptSection]
+) -> Iterator[PromptDifference]:
     if _digests(old) == _digests(new):
         return
     if not old or not new:
-        yield Difference("system_added" if new else "system_removed", "system")
+        yield PromptDifference("system_added" if new else "system_removed", "system")
         return
     at = common_length(_digests(old), _digests(new))
     if at < min(len(old), len(new)):
         yield _edited("system_changed", "system", old[at], new[at])
     else:
         kind: DifferenceKind = "system_added" if len(new) > len(old) else "system_removed"
-        yield Difference(kind, "system", "a second system message")
+        yield PromptDifference(kind, "system", "a second system message")
 
 
 def _of_messages(
     old: Sequence[PromptSection], new: Sequence[PromptSection]
-) -> Iterator[Difference]:
+) -> Iterator[PromptDifference]:
     before, after = _digests(old), _digests(new)
     at = common_length(before, after)
     if at == len(old) or at == len(new):
         return  # One goes on where the other ends.
     section = name_of(new[at], at + 1)
     if at == 0 and not _same_conversation(old, new):
-        yield Difference("other_conversation", section)
+        yield PromptDifference("other_conversation", section)
         return
     yield _changed(old, new, at, section)
 
 
 def _changed(
     old: Sequence[PromptSection], new: Sequence[PromptSection], at: int, section: str
-) -> Difference:
+) -> PromptDifference:
     earlier, later = old[at], new[at]
     if earlier.name == later.name and earlier.content == later.content:
         if earlier.reasoning and not later.reasoning:
-            return Difference("reasoning_dropped", section)
+            return PromptDifference("reasoning_dropped", section)
         if earlier.pictures != later.pictures:
-            return Difference("pictures_changed", section)
+            return PromptDifference("pictures_changed", section)
     before, after = _digests(old)[at:], _digests(new)[at:]
     if count := _goes_on_at(before, after):
-        return Difference("messages_removed", section, _count(count))
+        return PromptDifference("messages_removed", section, _count(count))
     if count := _goes_on_at(after, before):
-        return Difference("messages_inserted", section, _count(count))
+        return PromptDifference("messages_inserted", section, _count(count))
     # One message in the place of several, which the rest follows.
     count = _goes_on_at(before, after[1:])
     if count > 1 or (not count and len(new) < len(old)):
-        return Difference("messages_summarized", section, _count(count or len(before)))
+        return PromptDifference("messages_summarized", section, _count(count or len(before)))
     return _edited("message_changed", section, earlier, later)
 
 
@@ -163,10 +173,10 @@ def _goes_on_at(longer: tuple[int, ...], rest: tuple[int, ...]) -> int:
     """Where the rest goes on in the longer series: where it agrees for longest, if that is to the
     end of one of them. 0: nowhere behind its begin.
     """
-    runs = {begin: common_length(longer[begin:], rest) for begin in range(1, len(longer))}
+    begins = [begin for begin in range(1, len(longer)) if rest and longer[begin] == rest[0]]
+    runs = {begin: common_length(longer[begin:], rest) for begin in begins[-_MOST_BEGINS:]}
     at = max(runs, key=lambda at: runs[at], default=0)
-    ends = at and runs[at] and runs[at] == min(len(longer) - at, len(rest))
-    return at if ends else 0
+    return at if at and runs[at] == min(len(longer) - at, len(rest)) else 0
 
 
 def _same_conversation(old: Sequence[PromptSection], new: Sequence[PromptSection]) -> bool:
@@ -190,11 +200,11 @@ def _least(old: PromptSection, new: PromptSection) -> int:
 
 def _edited(
     kind: DifferenceKind, section: str, old: PromptSection, new: PromptSection
-) -> Difference:
+) -> PromptDifference:
     place = divergence_of(old, new)
     if (found := swapped(place)) is None:
-        return Difference(kind, section, place=place)
-    return Difference(kind, section, "", place, *found)
+        return PromptDifference(kind, section, place=place)
+    return PromptDifference(kind, section, "", place, *found)
 
 
 def _digests(sections: Sequence[PromptSection]) -> tuple[int, ...]:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from gateway.requests.trace import MARK_TOKENS
-from gateway.why.changes import Difference, changes
+from gateway.why.changes import PromptDifference, changes
 from gateway.why.record import RequestRecord
 
 
-class Comparison(Struct, frozen=True):
+class PromptComparison(Struct, frozen=True):
     """The differences of two prompts of one caller, in the order of the prompt. Of the earlier one
     `shared_tokens` are found again, and `missed_tokens` are not. With `found` the worker found all
     that they share; None: it hasn't told yet.
@@ -19,18 +19,18 @@ class Comparison(Struct, frozen=True):
 
     other_model: bool
     other_salt: bool
-    changes: Sequence[Difference]
+    changes: Sequence[PromptDifference]
     shared_tokens: int
     missed_tokens: int
     found: bool | None
 
 
-def compare(now: RequestRecord, before: RequestRecord) -> Comparison:
+def compare(now: RequestRecord, before: RequestRecord) -> PromptComparison:
     """Compare a request with an earlier one of the same caller."""
     alike = now.model == before.model and now.salt == before.salt
     shared = now.shared_tokens(before) if alike else 0
     cached = now.cached_tokens
-    return Comparison(
+    return PromptComparison(
         now.model != before.model,
         now.salt != before.salt,
         changes(before.sketch, now.sketch),

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from gateway.requests.trace import MARK_TOKENS
-from gateway.why.changes import Difference, DifferenceKind, changes
+from gateway.why.changes import DifferenceKind, PromptDifference, changes
 from gateway.why.record import CacheEvent, CacheEventKind, Facts, RequestRecord
 
 Cause: TypeAlias = (
@@ -28,6 +28,7 @@ Cause: TypeAlias = (
         "short",
         "scored",
         "not_cached",
+        "off",
         "model_changed",
         "version_changed",
         "unfinished",
@@ -39,6 +40,8 @@ Cause: TypeAlias = (
         "template",
     ]
 )
+# Of requests that share as much, so many are compared by their sections, the last ones.
+_MOST_COMPARED: Final = 32
 # An answer of fewer tokens is not worth a word if it is computed again.
 _LONG_ANSWER: Final = 2 * MARK_TOKENS
 
@@ -53,7 +56,7 @@ class Explanation(NamedTuple):
     earlier: RequestRecord | None = None
     shared_tokens: int = 0
     lost_tokens: int = 0
-    changes: Sequence[Difference] = ()
+    changes: Sequence[PromptDifference] = ()
     reason: str = ""
 
 
@@ -73,6 +76,8 @@ def explain(now: RequestRecord, earlier: Sequence[RequestRecord], facts: Facts) 
     found = found._replace(lost_tokens=lost)
     if now.sketch.scored and not cached:
         return found._replace(cause="scored")
+    if now.trace.fingerprint != before.trace.fingerprint and not cached:
+        return found._replace(cause="model_changed")
     # What the earlier prompt had beyond the place where both part is lost by the change.
     apart = before.trace.prompt_tokens - shared if differences else 0
     if lost and lost >= apart:
@@ -85,16 +90,20 @@ def nearest(now: RequestRecord, earlier: Sequence[RequestRecord]) -> RequestReco
     """The earlier request whose prompt shares the most with this one, the latest of several. None:
     no prompt shares anything.
     """
+    shared = {id(other): now.shared_tokens(other) for other in earlier}
+    most = max(shared.values(), default=0)
     mine = {section.digest for section in now.sketch.sections}
 
-    def likeness(other: RequestRecord) -> tuple[int, int, int, float]:
-        theirs = {section.digest for section in other.sketch.sections}
-        same = _same_beginnings(now, other)
-        return now.shared_tokens(other), len(mine & theirs), same, other.at
+    def likeness(other: RequestRecord) -> tuple[int, int]:
+        same = sum(section.digest in mine for section in other.sketch.sections)
+        return same, _same_beginnings(now, other)
 
-    alike = [(likeness(other), other) for other in earlier]
-    alike = [(likes, other) for likes, other in alike if any(likes[:3])]
-    return max(alike, key=lambda each: each[0], default=(None, None))[1]
+    sharing = [other for other in earlier if shared[id(other)] == most][-_MOST_COMPARED:]
+    alike = [(likeness(other), other) for other in sharing]
+    if not most:
+        alike = [(likes, other) for likes, other in alike if any(likes)]
+    # Of several that are alike the last one counts.
+    return max(reversed(alike), key=lambda each: each[0], default=(None, None))[1]
 
 
 def _same_beginnings(now: RequestRecord, other: RequestRecord) -> int:
@@ -104,7 +113,9 @@ def _same_beginnings(now: RequestRecord, other: RequestRecord) -> int:
 
 
 def _alike(now: RequestRecord, other: RequestRecord) -> bool:
-    return (other.model, other.salt) == (now.model, now.salt)
+    """Whether the prompts of both are looked for in one cache, and a worker had the other."""
+    sent = other.trace.incarnation > 0
+    return sent and (other.model, other.salt) == (now.model, now.salt)
 
 
 def _without_earlier(now: RequestRecord, earlier: Sequence[RequestRecord]) -> Cause:
@@ -119,10 +130,10 @@ def _without_earlier(now: RequestRecord, earlier: Sequence[RequestRecord]) -> Ca
 def _lost(now: RequestRecord, before: RequestRecord, facts: Facts) -> tuple[Cause, str]:
     """Why the worker found less than both prompts share."""
     mine, theirs = now.trace, before.trace
-    if mine.fingerprint != theirs.fingerprint:
-        return "model_changed", ""
     if not mine.prompts.root:
         return "not_cached", ""
+    if facts.off:
+        return "off", facts.off
     if mine.prompts.root != theirs.prompts.root:
         return "version_changed", ""
     computed_at, sent_at = before.computed_at, now.sent_at

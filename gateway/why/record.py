@@ -79,8 +79,9 @@ class StateChange(Struct, frozen=True):
 
 class Facts(Struct, frozen=True):
     """What the gateway knows of the model, in the order of time: what happened to its cached
-    prompts, and its states.
+    prompts, and its states. `off` says why its prompt cache is off, if it is.
     """
 
     cache_events: tuple[CacheEvent, ...] = ()
     states: tuple[StateChange, ...] = ()
+    off: str = ""

@@ -10,9 +10,11 @@ from gateway.why.record import CacheEvent, RequestRecord
 from gateway.why.sections import PromptSection
 
 # So many requests of one caller for one model, and so many of all.
-_MOST_EACH: Final = 64
+_MOST_EACH: Final = 256
 _MOST: Final = 1024
 _MOST_BYTES: Final = 16 << 20
+# The largest request, as a part of that: it is not to drive out all others.
+_LARGEST: Final = 0.25
 _MOST_CLEARS: Final = 64
 
 
@@ -47,7 +49,11 @@ class Records:
         kept = self._kept.get(owner)
         return {} if kept is None else kept.sections
 
-    def add(self, record: RequestRecord) -> None:
+    def add(self, record: RequestRecord) -> bool:
+        """Remember a request. Returns whether it is small enough for that."""
+        sections_bytes = sum(section.bytes_ for section in record.sketch.sections)
+        if sections_bytes + record.bytes_ > self._most_bytes * _LARGEST:
+            return False
         self._last += 1
         self._records[self._last] = record
         each = record.owner, record.model
@@ -60,8 +66,9 @@ class Records:
                 self.bytes_ += section.bytes_ if kept.uses[section.digest] == 1 else 0
         if self._each[each] > _MOST_EACH:
             self._drop(next(n for n, r in self._records.items() if (r.owner, r.model) == each))
-        while len(self._records) > _MOST or (self.bytes_ > self._most_bytes and self._records):
+        while len(self._records) > _MOST or self.bytes_ > self._most_bytes:
             self._drop(next(iter(self._records)))
+        return True
 
     def find(self, name: str, owner: str | None = None) -> RequestRecord | None:
         """The last request with this id, or whose answer has this id; of this owner, if one is

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.why.changes import Difference
+from gateway.why.changes import PromptDifference
 from gateway.why.explain import Cause, Explanation
 from gateway.why.swaps import Swap
 
@@ -27,6 +27,7 @@ _SENTENCES: Final[dict[Cause, str]] = {
     "short": "The prompt has fewer tokens than a cached block ({block}).",
     "scored": "Log probabilities of the prompt were asked for, so all of it was computed.",
     "not_cached": "The worker caches no prompts of this model.",
+    "off": "The prompt cache of this model is off{reason}.",
     "model_changed": "The model's files changed: weights, adapter, tokenizer or template.",
     "version_changed": "The prompts were cached by another version of mlx-lm, or with another "
     "kv_bits.",
@@ -96,7 +97,7 @@ def sentence(finding: Explanation) -> str:
     )
 
 
-def of_change(change: Difference) -> str:
+def of_change(change: PromptDifference) -> str:
     """What a change is."""
     section = "the system prompt" if change.section == "system" else change.section
     text = _SENTENCES[change.kind].format(section=section, detail=change.detail)

@@ -233,6 +233,21 @@ def test_a_load_is_watched(page: Browser, site: Site) -> None:
     assert not page.there("dialog"), "nothing was cut"
 
 
+def test_a_check_is_started_followed_and_cancelled(page: Browser, site: Site) -> None:
+    button = "[data-model=demo] [aria-label='{} of demo']"
+    page.click(button.format("Check"))
+    page.click(button.format("Cancel check"))
+    page.sees("[data-model=demo] .error", "The check was cancelled.")
+    page.click(button.format("Check"))
+    page.sees("[data-model=demo] [role=status]", "files")
+    page.sees("[data-model=demo] .last-check summary", "Check: ")
+    page.click("[data-model=demo] .last-check summary")
+    report = site.gateway.client.get("/admin/v1/models/demo/check").json()
+    page.sees("[data-model=demo] .last-check", report["findings"][0]["what"])
+    page.sees(".events", "The check of demo: ")
+    assert page.findings() == []
+
+
 def test_faults_stand_at_the_top_and_terms_are_explained(page: Browser) -> None:
     page.sees(
         ".troubles", f"'{MISSING}' can't be loaded: There is no model folder {MISSING_FOLDER}"

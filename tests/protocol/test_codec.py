@@ -16,6 +16,7 @@ from protocol.answers import (
     Guesses,
     Logprobs,
     Output,
+    OutputInvalid,
     PromptLogprobs,
     PromptToken,
     Reasoning,
@@ -301,6 +302,12 @@ _from_worker: dict[type[Message], st.SearchStrategy[Any]] = {
         message=_texts,
         field=_optional(st.sampled_from(["prompt", "tools", "inputs", "truncate"])),
         picture=_optional(_integers),
+    ),
+    OutputInvalid: st.builds(
+        OutputInvalid,
+        request_id=_texts,
+        goes_on=st.booleans(),
+        quarantined_blocks=_integers,
     ),
     Costs: st.builds(Costs, seconds=st.dictionaries(_texts, st.floats(0, 86_400), max_size=3)),
     Heartbeat: st.builds(

@@ -17,6 +17,7 @@ from protocol.answers import (
     Guesses,
     Logprobs,
     Output,
+    OutputInvalid,
     PromptLogprobs,
     PromptToken,
     Reasoning,
@@ -141,6 +142,8 @@ def _generate(prompt: Prompt) -> Generate:
         counts=True,
         sharer="5f2b",
         share=3,
+        cold=True,
+        repetition_stop=True,
     )
 
 
@@ -183,6 +186,7 @@ SAMPLES: dict[type[Message], Message] = {
             devices=((None, "rdma_en2"), ("rdma_en2", None)),
         ),
         awaited=True,
+        cache_failures=1,
     ),
     Generate: _generate(PROMPTS[ChatPrompt]),
     Embed: Embed(
@@ -277,6 +281,7 @@ SAMPLES: dict[type[Message], Message] = {
         cache_wanted_bytes=3_000_000_000,
         rows=64,
     ),
+    OutputInvalid: OutputInvalid(request_id="r-1", goes_on=True, quarantined_blocks=3),
     Costs: Costs(seconds={"5f2b": 0.25}),
     Heartbeat: Heartbeat(
         step=3, step_age_s=0.25, active=2, waiting=1, memory=MEMORY, prompt_cache_bytes=9

@@ -151,7 +151,7 @@ class Proof:
         self, blocks: int, tokens: int, wrong: Sequence[bytes], why: str, joined: int = 1
     ) -> None:
         if wrong:
-            logger.warning("The prompt cache is wrong in %d places: %s", len(wrong), why)
+            logger.warning("%d cached blocks are wrong: %s", len(wrong), why)
             before = [self._cache.parent(key) for key in wrong]
             unproven = [key for key in before if key is not None and key not in self._proven]
             gone = self._cache.quarantine_blocks([*wrong, *unproven], why, joined)

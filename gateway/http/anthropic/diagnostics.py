@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from gateway.http.generation.text_request import TextRequest
 from gateway.why.changes import DifferenceKind
-from gateway.why.compare import Comparison
+from gateway.why.compare import PromptComparison
 
 Changed: TypeAlias = Literal["model_changed", "system_changed", "tools_changed", "messages_changed"]
 
@@ -47,7 +47,7 @@ def diagnose(asked: TextRequest, option: DiagnosticsOption | None) -> Diagnostic
     return None if reason is None else Diagnostics(reason)
 
 
-def _reason(comparison: Comparison) -> CacheMissReason | None:
+def _reason(comparison: PromptComparison) -> CacheMissReason | None:
     if comparison.other_model:
         return CacheMissReason("model_changed", comparison.missed_tokens)
     if comparison.other_salt:

@@ -5,7 +5,6 @@ when somebody asks why it began late.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
@@ -16,18 +15,14 @@ from gateway.requests.request import Request
 from gateway.requests.trace import Trace
 from gateway.system.refusal import Refusal
 from gateway.why.answer import Why, why
-from gateway.why.compare import Comparison, compare
-from gateway.why.record import CacheEvent, CacheEventKind, Facts, RequestRecord, StateChange
+from gateway.why.compare import PromptComparison, compare
+from gateway.why.facts import facts_of
+from gateway.why.record import Facts, RequestRecord
 from gateway.why.records import Records
 from gateway.why.sections import sketch
 from protocol.requests import Generate, TokenPrompt
 
 _EVENTS: Final = 1000
-# By the kinds of events: what happened to cached prompts, and the field with the reason.
-_EVENT_KINDS: Final[dict[str, tuple[CacheEventKind, str]]] = {
-    "exit": ("ended", "reason"),
-    "cache_quarantined": ("quarantined", "why"),
-}
 
 
 class RequestMemory:
@@ -38,7 +33,6 @@ class RequestMemory:
 
     def __init__(self, fleet: Fleet, keys: ApiKeys) -> None:
         self._fleet = fleet
-        self._keys = keys
         self._records = Records()
         keys.on_revoked = self._records.forget
 
@@ -46,7 +40,7 @@ class RequestMemory:
         self, call: ModelCall, request: Request, salt: str, answer: str = ""
     ) -> RequestRecord | None:
         """Remember a request before it is sent. `answer` is the id of its answer, if that has
-        another id. None: requests are not remembered.
+        another id. None: requests are not remembered, or this one is too large.
 
         Raises:
             Refusal: no thread is free in time.
@@ -74,8 +68,7 @@ class RequestMemory:
             sketch=drawn,
             trace=request.trace,
         )
-        self._records.add(record)
-        return record
+        return record if self._records.add(record) else None
 
     def cleared(self, model: str | None) -> None:
         """Note that the cached prompts of a model were cleared; None: of all models."""
@@ -101,7 +94,7 @@ class RequestMemory:
             )
         return why(record, self._records, self._facts(record.model), time.time())
 
-    def compare(self, record: RequestRecord, name: str) -> Comparison | None:
+    def compare(self, record: RequestRecord, name: str) -> PromptComparison | None:
         """Compare a request with an earlier one of the same caller, by the id of its answer. None:
         that one isn't remembered.
         """
@@ -110,16 +103,13 @@ class RequestMemory:
 
     def _facts(self, model_id: str) -> Facts:
         events = self._fleet.events.recent(_EVENTS, model_id)
-        states = tuple(
-            StateChange(event.at, event.fields["after"])
-            for event in events
-            if event.kind == "state"
-        )
-        cache_events = [*self._cache_events(model_id), *self._records.clears(model_id)]
-        return Facts(tuple(sorted(cache_events, key=lambda event: event.at)), states)
+        return facts_of(events, self._records.clears(model_id), self._off(model_id))
 
-    def _cache_events(self, model_id: str) -> Iterator[CacheEvent]:
-        for event in self._fleet.events.recent(_EVENTS, model_id):
-            if (known := _EVENT_KINDS.get(event.kind)) is not None:
-                kind, field = known
-                yield CacheEvent(event.at, kind, event.fields[field])
+    def _off(self, model_id: str) -> str:
+        """Why the model's prompt cache is off; empty if it isn't."""
+        proofs = (
+            supervisor.cache_proof.state
+            for supervisor in self._fleet.roster.everyone
+            if supervisor.model.id == model_id
+        )
+        return next((proof.off for proof in proofs if proof is not None), "")

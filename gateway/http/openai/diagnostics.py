@@ -8,8 +8,8 @@ import msgspec
 from msgspec import Struct
 
 from gateway.http.generation.text_request import TextRequest
-from gateway.why.changes import Difference, DifferenceKind
-from gateway.why.compare import Comparison
+from gateway.why.changes import DifferenceKind, PromptDifference
+from gateway.why.compare import PromptComparison
 
 MissReason: TypeAlias = Literal[
     "model_changed",
@@ -68,7 +68,7 @@ _REASONS: Final[dict[DifferenceKind, MissReason]] = {
 }
 
 
-def _reason(comparison: Comparison) -> MissReason | None:
+def _reason(comparison: PromptComparison) -> MissReason | None:
     if comparison.other_model:
         return "model_changed"
     if comparison.other_salt:
@@ -81,7 +81,7 @@ def _reason(comparison: Comparison) -> MissReason | None:
     return _REASONS.get(change.kind, "input_changed")
 
 
-def _of_arguments(change: Difference) -> MissReason:
+def _of_arguments(change: PromptDifference) -> MissReason:
     before, after = _verbosity(change.old), _verbosity(change.new)
     return "reasoning_effort_changed" if before == after else "verbosity_changed"
 

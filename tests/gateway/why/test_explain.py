@@ -54,6 +54,7 @@ def _happened(kind: Any, at: float = 50.0) -> Facts:
         ("slow_disk", {}, {"stored_tokens": 192}, NOTHING),
         ("ended", {}, {"incarnation": 2}, _happened("ended")),
         ("ended", {}, {"incarnation": 2}, NOTHING),
+        ("off", {}, {}, Facts(off="it was wrong twice")),
         ("evicted", {}, {}, NOTHING),
         ("evicted", {}, {"cached_tokens": 64}, NOTHING),
         ("at_places", {}, {"prompts": PLACES, "cached_tokens": 64}, NOTHING),
@@ -98,6 +99,17 @@ def test_template_that_writes_otherwise_is_named(days: int, cause: str) -> None:
     before = asked(SAME, (1, 2, 3, 4), at=noon)
     now = asked(SAME, (1, 8, 9, 10), 64, at=noon + 86_400.0 * days + 60.0)
     assert explain(now, [before], NOTHING).cause == cause
+
+
+def test_other_files_of_a_model_are_named_whatever_their_tokenizer_makes() -> None:
+    before = asked(SAME, (7, 8, 9))
+    now = asked(SAME, (1, 2, 3), 0, at=9.0, fingerprint="other")
+    assert explain(now, [before], NOTHING).cause == "model_changed"
+
+
+def test_request_that_no_worker_had_is_not_compared() -> None:
+    refused = asked(SAME, (), None, incarnation=0)
+    assert explain(asked(SAME, at=9.0), [refused], NOTHING).cause == "first"
 
 
 def test_change_that_costs_more_than_the_cache_lost_comes_first() -> None:

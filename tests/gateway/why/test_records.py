@@ -34,10 +34,18 @@ def test_requests_of_one_caller_stay_beside_those_of_another() -> None:
     records = Records()
     first = asked(chat("Hello"), id="first", owner="ann")
     records.add(first)
-    for number in range(200):
+    for number in range(300):
         records.add(asked(chat(f"Hello {number}"), owner="bob"))
     assert records.find("first") is first
-    assert len(records) == 65
+    assert len(records) == 257
+
+
+def test_request_that_would_drive_out_all_others_is_not_remembered() -> None:
+    records = Records(100_000)
+    assert records.add(asked(chat("Hello"), id="small"))
+    assert not records.add(asked(chat(*(f"{number}" * 9_000 for number in range(4))), id="large"))
+    assert records.find("small") is not None
+    assert records.find("large") is None
 
 
 def test_revoked_owner_is_forgotten() -> None:
@@ -63,7 +71,7 @@ def test_revoked_owner_is_forgotten() -> None:
 def test_memory_is_counted_once_for_each_section_and_bounded(
     requests: list[tuple[str, list[int]]],
 ) -> None:
-    most_bytes = 20_000
+    most_bytes = 80_000
     records = Records(most_bytes)
     for owner, numbers in requests:
         prompt = chat(*(f"{number}" * 900 for number in numbers))

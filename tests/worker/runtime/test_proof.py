@@ -36,6 +36,13 @@ KINDS = [
     ("linear attention", True, None),
     ("full", True, 8),
 ]
+OTHER_KINDS = [
+    ("recurrent", True, None),
+    ("full", False, None),
+    ("sliding window", False, None),
+    ("chunked", False, None),
+    ("full", True, 4),
+]
 FULL = pytest.mark.parametrize("bench", KINDS[:1], indirect=True)
 FIVE_KINDS = pytest.mark.parametrize(
     "bench", KINDS, indirect=True, ids=lambda kind: f"{kind[0]}-{kind[2]}"
@@ -75,9 +82,9 @@ class Resting:
         assert [self.ask(prompt, boundaries) > 0 for _ in range(2)] == [False, True]
         return prompt
 
-    def rest(self, seconds: float) -> None:
+    def rest(self, seconds: float, is_enough: Callable[[], bool] = lambda: False) -> None:
         until = self.now + seconds
-        while self.now < until and not self.proof.is_over:
+        while self.now < until and not self.proof.is_over and not is_enough():
             self.now += self.proof.quiet_s
             began_at = time.monotonic()
             self.proof.go_on(lambda: False)
@@ -151,6 +158,51 @@ def test_a_change_in_memory_is_found(bench: Bench, kind: str) -> None:
     assert [found.why for found in resting.quarantined] == ["bytes in memory have changed"]
     assert resting.ask(prompt, [64, 256]) < 256
     assert resting.cache.failures == 1
+
+
+@pytest.mark.slow
+@FIVE_KINDS
+def test_fifty_of_fifty_changes_are_found_within_an_hour(bench: Bench) -> None:
+    chance = random.Random(5)
+    for number in range(50):
+        resting = Resting(bench)
+        resting.find(number, blocks=2)
+        change = [_bit(chance), _swap(chance), _shift][number % 3]
+        resting.change(chance.choice(resting.cache.keys()), change, noted=False)
+        resting.rest(HOUR_S, lambda resting=resting: bool(resting.quarantined))
+        assert len(resting.quarantined) == 1, number
+        assert resting.now < HOUR_S
+
+
+@pytest.mark.slow
+@FIVE_KINDS
+def test_a_day_of_rest_finds_nothing_where_nothing_is_wrong(bench: Bench) -> None:
+    """With a prompt in each half an hour, so that there is content to prove: 48 prompts, and the
+    bytes of all blocks every ten minutes.
+    """
+    resting = Resting(bench)
+    for seed in range(48):
+        resting.find(seed, blocks=3 + seed % 4)
+        resting.rest(HOUR_S / 2)
+        resting.cache.shrink(40 * bench.cutter.block_bytes)
+    assert resting.now >= 24 * HOUR_S
+    assert not resting.quarantined
+    assert sum(proven.tokens for proven in resting.proven) >= 48 * 192
+    assert sum(bool(proven.blocks) for proven in resting.proven) >= 140
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bench", OTHER_KINDS, indirect=True, ids=str)
+def test_other_kinds_of_caches(bench: Bench) -> None:
+    resting = Resting(bench)
+    resting.find()
+    resting.rest(HOUR_S)
+    assert not resting.quarantined
+    assert sum(proven.tokens for proven in resting.proven) == 256
+    resting.change(resting.cache.keys()[0], _shift, noted=True)
+    resting.proof._proven.clear()
+    resting.rest(HOUR_S)
+    assert len(resting.quarantined) == 1
 
 
 @FIVE_KINDS

@@ -55,7 +55,7 @@ _PARTS: Final = (
 
 def check(errand: Errand) -> None:
     errand.answer_versions()
-    _Conductor(errand, errand.read(CheckModel)).run()
+    _Conductor(errand, errand.read_line(CheckModel)).run()
 
 
 class _Conductor:

@@ -1,0 +1,133 @@
+"""`python -m bench.watch`: what it costs to look at the logits of each step.
+
+One engine of a worker decodes in this process. It takes turns of some steps: with the look at the
+logits, and without it. The first steps of a turn aren't counted, since a step is begun before the
+one before it is read. On a CPU the seconds are those of the processor, which other programs change
+less. With `--shape 8b` the model is of eight billion random weights in 4 bits, for
+a GPU: with MLX_CUDA_USE_CUDNN_SDPA=0, as workers have it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from time import perf_counter, process_time
+from typing import Any, Final
+
+import mlx.core as mx
+
+from bench.copying import EIGHT_BILLION
+from bench.machine import describe_machine
+from bench.models import random_qwen3
+from gateway.config.model_folders import DEMO_FOLDER
+from worker.engines.batched_engine import BatchedEngine
+from worker.engines.decoding import Caches
+from worker.engines.room import CacheRoom, measure
+from worker.engines.sequence import Sequence
+from worker.load.loading import load
+from worker.mlx_lm import rows as decoding_rows
+from worker.mlx_lm.step_watch import WatchedLogits
+
+_PROMPT_TOKENS: Final = 32
+_LEAST_ID: Final = 10
+_LARGEST_ID: Final = 600
+_UNCOUNTED: Final = 4
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.watch", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5, metavar="N")
+    parser.add_argument("--turns", type=int, default=10, metavar="N", help="a round, of each kind")
+    parser.add_argument("--steps", type=int, default=20, metavar="N", help="a turn")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8], metavar="N")
+    parser.add_argument("--shape", choices=["8b"], help="a large model, for a GPU")
+    parsed = parser.parse_args()
+    print(f"{describe_machine()}; medians of {parsed.turns * parsed.steps} steps\n")
+    model = random_qwen3(EIGHT_BILLION) if parsed.shape else _demo()
+    print("| rows | round | ms a step with the look | without | costs |")
+    print("| --- | --- | --- | --- | --- |")
+    for rows in parsed.rows:
+        _measure(_decoding_engine(model, rows, parsed), rows, parsed)
+    return 0
+
+
+def _demo() -> Any:
+    return load(str(DEMO_FOLDER), lambda _done, _total: None, lambda: False).model
+
+
+def _decoding_engine(model: Any, rows: int, parsed: argparse.Namespace) -> BatchedEngine:
+    """An engine whose rows all decode, as long as the measurement takes."""
+    caches = Caches(model)
+    room = CacheRoom(measure(caches.run, caches.make))
+    engine = BatchedEngine(model, (), rows, room, guesses=False)
+    steps = 2 * parsed.rounds * parsed.turns * (parsed.steps + _UNCOUNTED) + 2 * _UNCOUNTED + rows
+    for index in range(rows):
+        draw = random.Random(index)
+        prompt = [draw.randrange(_LEAST_ID, _LARGEST_ID) for _ in range(_PROMPT_TOKENS)]
+        engine.add(Sequence(f"row {index}", prompt, steps, None, ignore_eos=True))
+    while len(engine.step()) < rows:
+        pass
+    return engine
+
+
+def _measure(engine: BatchedEngine, rows: int, parsed: argparse.Namespace) -> None:
+    costs = []
+    for number in range(1, parsed.rounds + 1):
+        seconds: dict[bool, list[float]] = {True: [], False: []}
+        for turn in range(2 * parsed.turns):
+            # Neither kind is always the first.
+            looks = (turn + turn // 2) % 2 == 0
+            with _looking(engine, looks=looks):
+                seconds[looks] += _steps(engine, parsed.steps)
+        with_s, without_s = (statistics.median(seconds[looks]) for looks in (True, False))
+        costs.append(with_s / without_s - 1)
+        print(
+            f"| {rows} | {number} | {1e3 * with_s:.3f} | {1e3 * without_s:.3f} | {costs[-1]:+.2%} |"
+        )
+    print(f"| {rows} | median | | | {statistics.median(costs):+.2%} |")
+
+
+def _steps(engine: BatchedEngine, count: int) -> list[float]:
+    on_cpu = mx.default_device() == mx.cpu
+    clock = process_time if on_cpu else perf_counter
+    seconds = []
+    for _ in range(_UNCOUNTED + count):
+        began_s = clock()
+        engine.step()
+        seconds.append(clock() - began_s)
+    return seconds[_UNCOUNTED:]
+
+
+@contextmanager
+def _looking(engine: BatchedEngine, *, looks: bool) -> Iterator[None]:
+    """In the `with` block steps look at their logits, or compute what they did without that."""
+    batches = [batch._generator._decoding for batch in engine._batches]
+    names: Any = decoding_rows
+    watch = names.watch
+    for batch in batches:
+        batch._watches = looks
+    if not looks:
+        names.watch = _without_look
+    try:
+        yield
+    finally:
+        names.watch = watch
+
+
+@cache
+def _no_levels(rows: int) -> mx.array:
+    return mx.zeros(rows)
+
+
+def _without_look(logits: mx.array) -> WatchedLogits:
+    logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    return WatchedLogits(logprobs, _no_levels(logits.shape[0]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
