@@ -81,7 +81,12 @@ class Search:
     def _all(self) -> Iterator[CheckFinding]:
         foreign = foreign_layers(self._figures)
         for layer, likeness in foreign.items():
-            without = self._with(skipped(self._model, layer))
+            try:
+                without = self._with(skipped(self._model, layer))
+            except (TypeError, ValueError, AttributeError):
+                # The layers of this architecture give more than states.
+                yield foreign_finding(layer, likeness, "")
+                continue
             more = f"; without it a token costs {without:.2f} in place of {self.text.base:.2f} nats"
             if without < self.text.base:
                 yield foreign_finding(layer, likeness, more)
