@@ -19,7 +19,7 @@ from gateway import VERSION
 from gateway.config.layers import Mistake
 from gateway.doctor.finding import Finding, error, ok, warning
 from gateway.doctor.installation import Installation, Running, is_stopped
-from gateway.http.wire.command_bodies import ConfigStatus, ModelStatus
+from gateway.http.wire.command_bodies import ConfigStatus
 from gateway.system.listening import is_here
 from gateway.system.memory import footprint
 from gateway.system.memory_reading import FootprintError
@@ -276,23 +276,27 @@ _OUTPUTS: Final = "outputs"
 
 def look_at_outputs(installation: Installation) -> Iterator[Finding]:
     running = installation.running()
-    yield from judge_outputs(running.models, gateway_runs=running.holder is not None)
+    counts = {model.id: model.invalid_outputs for model in running.models}
+    plain = [model.id for model in running.models if model.plain]
+    yield from judge_outputs(counts, plain, gateway_runs=running.holder is not None)
 
 
-def judge_outputs(models: Sequence[ModelStatus], *, gateway_runs: bool) -> Iterator[Finding]:
-    """Judge the models by the answers whose logits weren't finite, or were all the same."""
-    faulty = [model for model in models if model.invalid_outputs]
-    for model in faulty:
-        plain = (
-            ", and its worker has no quantized caches and guesses nothing" if model.plain else ""
-        )
-        times = "once" if model.invalid_outputs == 1 else f"{model.invalid_outputs} times"
+def judge_outputs(
+    counts: Mapping[str, int], plain: Collection[str], *, gateway_runs: bool
+) -> Iterator[Finding]:
+    """`counts` has, by model, how often the logits of an answer weren't finite, or were all the
+    same. The workers of `plain` models have no quantized caches and guess nothing because of that.
+    """
+    faulty = {model_id: count for model_id, count in counts.items() if count}
+    for model_id, count in faulty.items():
+        times = "once" if count == 1 else f"{count} times"
+        consequence = " Its worker is plain now." if model_id in plain else ""
         yield warning(
             _OUTPUTS,
-            f"The numbers of an answer were wrong {times}{plain}.",
-            f"`bulkhead check {model.id}` looks for the fault. `bulkhead events` says which "
+            f"The numbers of its answers were wrong {times}.{consequence}",
+            f"`bulkhead check {model_id}` looks for the fault, and `bulkhead events` says which "
             "requests these were.",
-            subject=model.id,
+            subject=model_id,
         )
     if not faulty:
         text = "No answer had numbers that were wrong." if gateway_runs else "No gateway runs."

@@ -21,6 +21,7 @@ from gateway.doctor.gateway import (
     judge_caches,
     judge_deaths,
     judge_leftovers,
+    judge_outputs,
     judge_workers,
 )
 from gateway.doctor.installation import Installation
@@ -68,6 +69,20 @@ def test_deaths_of_one_error_have_its_words_and_what_helps() -> None:
     assert finding.remedy == "Lower it."
     assert _severities(judge_deaths({"n": ()}, gateway_runs=True)) == [Severity.OK]
     assert _severities(judge_deaths({}, gateway_runs=False)) == [Severity.OK]
+
+
+def test_wrong_numbers_are_told_of_each_model() -> None:
+    counts = {"m": 1, "n": 3, "o": 0}
+    once, thrice = judge_outputs(counts, ["n"], gateway_runs=True)
+    assert (once.severity, once.subject) == (Severity.WARNING, "m")
+    assert once.evidence == "The numbers of its answers were wrong once."
+    assert (
+        thrice.evidence == "The numbers of its answers were wrong 3 times. Its worker is plain now."
+    )
+    assert thrice.remedy is not None
+    assert "`bulkhead check n`" in thrice.remedy
+    assert _severities(judge_outputs({"o": 0}, [], gateway_runs=True)) == [Severity.OK]
+    assert _severities(judge_outputs({}, [], gateway_runs=False)) == [Severity.OK]
 
 
 class TestExamination:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import mlx.core as mx
+
+from tests.cli.terminal import bulkhead
 from tests.support.faults import in_engine_step, sitecustomize
 from tests.support.gateway import Gateway
+from tests.support.shapes import DEMO
 from tests.support.streams import open_stream
 
-STARTED = ("start", "adopt")
 # A token that is text.
 LOOPED = {"allowed_token_ids": [300], "ignore_eos": True, "temperature": 0}
 
@@ -63,10 +67,34 @@ def test_an_answer_that_is_never_valid_ends_with_the_named_error(
     assert 'bulkhead_invalid_outputs_total{model_name="demo"} 7.0' in metrics
     assert 'bulkhead_worker_restarts_total{cause="invalid output",model_name="demo"} 1.0' in metrics
 
+    shown = bulkhead("status", "demo", url=gateway.url).stdout
+    assert "demo: the worker is plain, since the numbers of an answer were wrong" in shown
+
     flag.unlink()
     gateway.order("restart", wait=True).raise_for_status()
     assert gateway.say("Hello") == whole
     assert not gateway.model()["plain"]
+
+
+def test_files_with_wrong_numbers_are_loaded_and_told_by_requests(
+    start_gateway: Callable[..., Gateway], tmp_path: Path
+) -> None:
+    folder = tmp_path / "wrong"
+    shutil.copytree(DEMO, folder)
+    (file,) = folder.glob("*.safetensors")
+    weights = mx.load(str(file))
+    name = next(name for name in weights if name.endswith("norm.weight"))
+    mx.save_safetensors(str(file), weights | {name: weights[name] * mx.nan}, {"format": "mlx"})
+    gateway = start_gateway(models=(f"{folder}=wrong",))
+    gateway.load("wrong")
+    assert gateway.model("wrong")["invalid_outputs"] == 0, "nobody has asked"
+    answer = gateway.chat("Hello", "wrong")
+    assert answer.json()["error"]["code"] == "model_output_invalid"
+    vectors = gateway.client.post("/v1/embeddings", json={"model": "wrong", "input": "Hello"})
+    assert vectors.json()["error"]["code"] == "model_output_invalid"
+    model = gateway.model("wrong")
+    assert (model["state"], model["plain"], model["invalid_outputs"]) == ("ready", True, 4)
+    assert not gateway.events("cache_quarantined")
 
 
 def test_an_answer_that_loops_is_cut_off_if_asked(start_gateway: Callable[..., Gateway]) -> None:

@@ -173,7 +173,7 @@ class PromptKeeper:
         many these are.
         """
         path = row.sequence.path
-        if path is None:
+        if path is None or self.cache.rehearses:
             return 0
         token_ids = row.sequence.token_ids + row.generated
         path = path.to(token_ids)

@@ -234,6 +234,8 @@ class WarmUp:
             except RuntimeError as error:
                 self._recovery.recover(error)
         engine.remove([sequence.request_id for sequence in together])
+        # Requests will show what is wrong with the model's numbers.
+        engine.collect_spoilt()
         return time.monotonic() - began_at
 
 

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from gateway.config.model import Model
+from gateway.config.model_settings import ModelSettings
+from gateway.memory.weights import options_of
 from gateway.models.lifecycle import State
 from gateway.requests.request import Request
 from gateway.system.clock import until_set
@@ -131,6 +134,15 @@ async def test_the_next_load_is_an_ordinary_one(world: ModelWorld) -> None:
     world.crash()
     assert world.state is State.WAITING, "the request waits for another worker"
     assert not world.supervisor.invalid_outputs.plain
+
+
+def test_a_plain_model_is_estimated_without_quantized_caches_and_a_draft_model() -> None:
+    settings = ModelSettings(path="/m", kv_bits=4, draft_model="/d", context_tokens=5000)
+    model = Model("m", "/m", settings, draft="/d")
+    options = options_of(model.plain)
+    assert (options.kv_bits, options.draft) == (None, None)
+    assert model.plain.settings.context_tokens == 5000
+    assert options_of(model).kv_bits == 4
 
 
 async def test_a_client_that_left_starts_no_worker(world: ModelWorld) -> None:

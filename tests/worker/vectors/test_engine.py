@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
-from protocol.answers import Embedded
+from protocol.answers import Embedded, OutputInvalid
 from protocol.messages import MAX_WORKER_FRAME_BYTES, encode
 from worker.engines.batched_engine import BatchedEngine
 from worker.engines.room import NO_CACHES, BatchSize, CacheRoom, measure
@@ -18,7 +19,7 @@ from worker.engines.sequence import Sequence
 from worker.load.loading import load_weights
 from worker.vectors.backbones import Decoder, Encoder
 from worker.vectors.engine import NoText, VectorEngine, WithVectors
-from worker.vectors.heads import VectorHead
+from worker.vectors.heads import PoolHead, VectorHead
 from worker.vectors.jobs import TokenizedText, VectorJob, VectorKind
 from worker.vectors.recipe import Recipe
 
@@ -31,7 +32,7 @@ class Bench:
 
     def __init__(self, name: str, room: CacheRoom | None = None, **recipe: Any) -> None:
         self.model, _ = load_weights(MODELS / name)
-        self.sent: list[Embedded] = []
+        self.sent: list[Embedded | OutputInvalid] = []
         self.room = room or CacheRoom(NO_CACHES)
         decoder = Decoder.of(self.model) if name == "qwen3" else None
         poolings = ("lasttoken",) if decoder else ("mean",)
@@ -54,7 +55,11 @@ class Bench:
         return self.received("r")
 
     def received(self, request_id: str) -> np.ndarray:
-        parts = [embedded for embedded in self.sent if embedded.request_id == request_id]
+        parts = [
+            message
+            for message in self.sent
+            if isinstance(message, Embedded) and message.request_id == request_id
+        ]
         assert [part.last for part in parts] == [False] * (len(parts) - 1) + [True]
         data = b"".join(part.vectors for part in parts)
         return np.frombuffer(data, "<f4").reshape(-1, parts[0].dimensions)
@@ -166,3 +171,35 @@ def test_sequences_go_on_beside_vectors(beside: tuple[Bench, WithVectors]) -> No
     assert together == alone
     assert len(alone) == 12
     assert len(bench.received("r")) == 3
+
+
+class FaultyHead:
+    """A head whose vector of one text is wrong, wherever this text is in a batch."""
+
+    def __init__(self, head: PoolHead, vector: np.ndarray, wrong: float) -> None:
+        self.poolings, self.normalized = head.poolings, head.normalized
+        self._head, self._vector, self._wrong = head, vector, wrong
+
+    def __call__(self, pooled: Any) -> Any:
+        vectors = np.array(self._head(pooled))
+        vectors[np.abs(vectors - self._vector).sum(axis=1) < 1e-2, 3] = self._wrong
+        return mx.array(vectors)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_vectors_that_are_not_finite_are_not_sent(wrong: float) -> None:
+    """Those of other jobs in the batch are."""
+    bench = Bench("bert")
+    longest = max(range(len(TEXTS)), key=lambda index: len(TEXTS[index].token_ids))
+    vector = _expected("bert")[longest].mean(axis=0)
+    bench.vectors._heads = {
+        "embedding": FaultyHead(bench.vectors._heads["embedding"], vector, wrong)
+    }
+    others = [text for index, text in enumerate(TEXTS) if index != longest]
+    bench.engine.add_job(VectorJob("faulty", "embedding", TEXTS))
+    bench.engine.add_job(VectorJob("right", "embedding", others))
+    while bench.engine.active:
+        bench.engine.step()
+    of_faulty = [message for message in bench.sent if message.request_id == "faulty"]
+    assert of_faulty == [OutputInvalid(request_id="faulty", goes_on=False)]
+    assert len(bench.received("right")) == len(others)
