@@ -33,7 +33,7 @@ _GIVES_UP_S: Final = 2.0
 _MOST_ATTEMPTS: Final = 300
 _TARGET: Final = 0.15
 _CANCELLED_TARGET: Final = 1.2
-_SIZES: Final[dict[str, Any]] = {
+HYBRID: Final[dict[str, Any]] = {
     "model_type": "qwen3_next",
     "num_hidden_layers": 4,
     "hidden_size": 128,
@@ -73,7 +73,7 @@ def main() -> int:
     parsed = parser.parse_args()
     with ExitStack() as ends:
         folder = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="bh-")))
-        build_model(folder / "model", _SIZES)
+        build_model(folder / "model", HYBRID)
         print(f"{describe_machine()}\n")
         server = BulkheadServer(folder / "model", folder / "state", folder / "log")
         ends.callback(server.stop)

@@ -139,19 +139,29 @@ def _lost(now: RequestRecord, before: RequestRecord, facts: Facts) -> tuple[Caus
     computed_at, sent_at = before.computed_at, now.sent_at
     if computed_at is None or (sent_at is not None and computed_at > sent_at):
         return "unfinished", ""
-    since = [event for event in facts.cache_events if before.at <= event.at <= (sent_at or now.at)]
+    # What happens until the first token may send the prompt back to its begin.
+    begin, end = before.sent_at or before.at, now.computed_at or now.at
+    since = [event for event in facts.cache_events if begin <= event.at <= end]
     for kind in ("quarantined", "cleared"):
         if (event := _last(since, kind)) is not None:
             return event.kind, event.reason
+    return _dropped(now, before, _last(since, "ended"))
+
+
+def _dropped(
+    now: RequestRecord, before: RequestRecord, ended: CacheEvent | None
+) -> tuple[Cause, str]:
+    """Why a worker didn't find what was cached and not taken away. A worker `ended` meanwhile."""
+    mine = now.trace
     assert mine.usage is not None
-    if mine.usage.stored_tokens > mine.usage.cached_tokens + MARK_TOKENS:
+    at_places, missed_tokens = mine.prompts.at_places, mine.usage.stored_tokens
+    missed_tokens -= mine.usage.cached_tokens
+    # Of stored blocks a model with places can use only those before a place.
+    if missed_tokens > MARK_TOKENS and not at_places:
         return "slow_disk", ""
-    if mine.incarnation != theirs.incarnation:
-        ended = _last(since, "ended")
+    if mine.incarnation != before.trace.incarnation:
         return "ended", "" if ended is None else ended.reason
-    if mine.prompts.at_places and mine.usage.cached_tokens:
-        return "at_places", ""
-    return "evicted", ""
+    return "at_places" if at_places and mine.usage.cached_tokens else "evicted", ""
 
 
 def _last(cache_events: Sequence[CacheEvent], kind: str) -> CacheEvent | None:

@@ -7,12 +7,15 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import anthropic
 import openai
 import pytest
 
+from bench.hybrid import HYBRID
+from bench.models import build_model
 from tests.cli.terminal import bulkhead
 from tests.support.gateway import Gateway, eventually
 
@@ -373,7 +376,7 @@ def test_nothing_is_remembered_with_the_switch_off(start_gateway: Callable[..., 
     gateway.config_path.write_text("[prompt_cache]\nexplain = false\n")
     gateway.client.post("/admin/v1/reload").raise_for_status()
     answer = gateway.client.get(f"/admin/v1/requests/{name}/why")
-    assert (answer.status_code, "is off" in answer.text) == (404, True)
+    assert (answer.status_code, "set prompt_cache.explain" in answer.text) == (404, True)
     gateway.say("Go on.", max_tokens=1)
     gateway.config_path.write_text("")
     gateway.client.post("/admin/v1/reload").raise_for_status()
@@ -389,3 +392,16 @@ def test_end_of_the_worker_is_named(start_gateway: Callable[..., Gateway]) -> No
     why = _ask(gateway, prompt=prompt)
     assert (why["cause"], why["cached_tokens"]) == ("ended", 0)
     assert set(why["wait"]["parts_s"]) >= {"start", "load", "prefill"}
+
+
+def test_answer_of_recurrent_layers_is_computed_again(
+    start_gateway: Callable[..., Gateway], tmp_path: Path
+) -> None:
+    build_model(tmp_path / "hybrid", HYBRID)
+    gateway = start_gateway(models=(f"{tmp_path / 'hybrid'}=hybrid",))
+    body = {"model": "hybrid", "messages": _conversation(LONG), "ignore_eos": True}
+    answer = gateway.client.post("/v1/chat/completions", json={**body, "max_tokens": 200}).json()
+    talk = _conversation(LONG, answer["choices"][0]["message"]["content"], "And then?")
+    why = _ask(gateway, model="hybrid", messages=talk)
+    assert why["cause"] == "at_places", why
+    assert why["cached_tokens"] < answer["usage"]["total_tokens"] - 128

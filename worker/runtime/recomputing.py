@@ -136,6 +136,8 @@ class Recomputing:
             engine.store_blocks()
         done = not engine.active + engine.waiting
         engine.remove([sequence.request_id for sequence in sequences])
+        # Blocks of the last step are stored now, since they are dropped afterwards.
+        engine.store_blocks()
         return done
 
     def measure_noise(

@@ -43,11 +43,12 @@ def diagnose(asked: TextRequest, option: DiagnosticsOption | None) -> Diagnostic
     comparison = asked.memory.compare(asked.record, option.previous_message_id)
     if comparison is None:
         return Diagnostics(CacheMissReason("previous_message_not_found"))
-    reason = _reason(comparison)
+    reason = miss_reason(comparison)
     return None if reason is None else Diagnostics(reason)
 
 
-def _reason(comparison: PromptComparison) -> CacheMissReason | None:
+def miss_reason(comparison: PromptComparison) -> CacheMissReason | None:
+    """Anthropic's reason, by the first difference; None: there is none."""
     if comparison.other_model:
         return CacheMissReason("model_changed", comparison.missed_tokens)
     if comparison.other_salt:

@@ -83,7 +83,7 @@ class RequestMemory:
         if not self._fleet.settings.prompt_cache.explain:
             raise Refusal(
                 "not_found",
-                "No request is remembered, as prompt_cache.explain is off in the configuration.",
+                "No request is remembered: set prompt_cache.explain to true, and reload.",
             )
         record = self._records.find(name)
         if record is None:

@@ -52,7 +52,7 @@ def diagnose(asked: TextRequest, response_id: str) -> CacheDiagnostics:
     comparison = asked.memory.compare(asked.record, response_id)
     if comparison is None:
         return ComparisonNotFound()
-    reason = _reason(comparison)
+    reason = miss_reason(comparison)
     if reason is not None:
         return CacheMiss(comparison.missed_tokens, reason, comparison.shared_tokens)
     return CacheHit() if comparison.found else Unavailable()
@@ -68,7 +68,8 @@ _REASONS: Final[dict[DifferenceKind, MissReason]] = {
 }
 
 
-def _reason(comparison: PromptComparison) -> MissReason | None:
+def miss_reason(comparison: PromptComparison) -> MissReason | None:
+    """OpenAI's name for the first difference; None: there is none."""
     if comparison.other_model:
         return "model_changed"
     if comparison.other_salt:

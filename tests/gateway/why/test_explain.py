@@ -50,7 +50,8 @@ def _happened(kind: Any, at: float = 50.0) -> Facts:
         ("quarantined", {}, {}, _happened("quarantined")),
         ("cleared", {}, {}, _happened("cleared")),
         ("evicted", {}, {}, _happened("cleared", at=-1.0)),
-        ("evicted", {}, {}, _happened("cleared", at=101.0)),
+        ("evicted", {}, {}, _happened("cleared", at=102.0)),
+        ("quarantined", {}, {}, _happened("quarantined", at=100.5)),
         ("slow_disk", {}, {"stored_tokens": 192}, NOTHING),
         ("ended", {}, {"incarnation": 2}, _happened("ended")),
         ("ended", {}, {"incarnation": 2}, NOTHING),
@@ -58,6 +59,7 @@ def _happened(kind: Any, at: float = 50.0) -> Facts:
         ("evicted", {}, {}, NOTHING),
         ("evicted", {}, {"cached_tokens": 64}, NOTHING),
         ("at_places", {}, {"prompts": PLACES, "cached_tokens": 64}, NOTHING),
+        ("at_places", {}, {"prompts": PLACES, "cached_tokens": 64, "stored_tokens": 192}, NOTHING),
     ],
 )
 def test_loss_of_the_cache_is_named(

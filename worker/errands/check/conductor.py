@@ -19,6 +19,7 @@ from worker.errands.check.parser import check_the_parser
 from worker.errands.check.speed import check_the_speed
 from worker.errands.check.stop import check_the_stop
 from worker.errands.check.subject import (
+    BESIDE_BYTES,
     Findings,
     InvalidNumbersError,
     SectionSkipped,
@@ -30,9 +31,6 @@ from worker.errands.check.vectors import check_the_vectors
 from worker.errands.check.ways import check_the_ways
 from worker.load.files import find_folder
 from worker.system.errors import ModelError, one_sentence
-
-# Beside its weights a check takes caches and the states of some hundred tokens.
-_BESIDE_BYTES: Final = 1 << 30
 
 
 class _Part(NamedTuple):
@@ -131,7 +129,7 @@ class _Conductor:
         limit = self._order.limit_bytes
         try:
             weight_bytes = sum(path.stat().st_size for path in weight_files(subject.folder))
-            if limit is not None and weight_bytes + _BESIDE_BYTES > limit:
+            if limit is not None and weight_bytes + BESIDE_BYTES > limit:
                 self._unloadable = (
                     f"There is no room for the weights: they have {weight_bytes:,} bytes, and "
                     f"{limit:,} bytes are free."

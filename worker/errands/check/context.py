@@ -6,9 +6,16 @@ import time
 from typing import Final
 
 from protocol.requests import ChatMessage, ChatPrompt
+from worker.engines.room import measure
 from worker.errands.check.loss import TEXT
 from worker.errands.check.running import Runner
-from worker.errands.check.subject import Findings, SectionSkipped, Subject, Teller
+from worker.errands.check.subject import (
+    BESIDE_BYTES,
+    Findings,
+    SectionSkipped,
+    Subject,
+    Teller,
+)
 
 TELL: Final = Teller("context")
 _PLACES: Final = (0.1, 0.5, 0.9)
@@ -40,10 +47,10 @@ def check_the_context(subject: Subject) -> Findings:
         return "The model finds no fact in a short prompt."
     speed = len(prompt) / (time.monotonic() - began_at)
     affordable = int(speed * subject.left_s * _SHARE / len(_PLACES))
-    length = min(force - _ANSWER_TOKENS, affordable)
+    length = min(force - _ANSWER_TOKENS, affordable, _fitting(subject))
     if length < min(_LEAST_TOKENS, force - _ANSWER_TOKENS):
         runner.close()
-        raise SectionSkipped(f"No time was left for prompts of {_LEAST_TOKENS:,} tokens.")
+        raise SectionSkipped(f"Neither time nor memory is left for {_LEAST_TOKENS:,} tokens.")
     missed = [
         place for place in _PLACES if not _finds(subject, runner, _prompt(subject, length, place))
     ]
@@ -60,6 +67,16 @@ def check_the_context(subject: Subject) -> Findings:
     shorter = "" if length >= force - _ANSWER_TOKENS else f", of {force:,} in force"
     found = len(_PLACES) - len(missed)
     return f"{found} of {len(_PLACES)} facts were found in {length:,} tokens{shorter}."
+
+
+def _fitting(subject: Subject) -> int:
+    """The tokens whose caches fit the memory of the check, while they are copied once."""
+    limit = subject.order.limit_bytes
+    sizes = measure(subject.loaded.model)
+    if limit is None or not sizes.token_bytes:
+        return subject.loaded.context_tokens or _LEAST_TOKENS
+    free = limit - subject.loaded.weight_bytes - BESIDE_BYTES
+    return max(0, free // (2 * sizes.token_bytes))
 
 
 def _prompt(subject: Subject, tokens: int, place: float) -> list[int]:

@@ -118,16 +118,16 @@ def _doubled(headers: dict[Path, Header]) -> Iterator[CheckFinding]:
         )
 
 
-class Comparison(NamedTuple):
+class ShapeComparison(NamedTuple):
     """What an architecture wants, and what the files have: shapes by name."""
 
     wanted: dict[str, tuple[int, ...]]
     had: dict[str, tuple[int, ...]]
 
 
-def compare(folder: Path) -> Comparison:
+def compare(folder: Path) -> ShapeComparison:
     """Build the model of a folder as a load does, but compare in place of taking the weights."""
-    compared = Comparison({}, {})
+    compared = ShapeComparison({}, {})
 
     def classes(config: dict[str, Any]) -> tuple[type, Any]:
         model, arguments = classes_of(config, headless=is_headless(folder))

@@ -74,7 +74,7 @@ def check_the_parser(subject: Subject) -> Findings:
     subject.chat  # noqa: B018  # A model without a template calls nothing.
     written = yield from _written(subject)
     answers = [answer for answer in recorded().answers if _is_of(subject, answer)]
-    yield from _recorded(subject, answers, recorded().tools)
+    yield from check_the_answers(subject, answers, recorded().tools)
     family = "harmony" if subject.format.harmony else subject.format.family
     return (
         f"Calls are of the family {family}: {written} types written by the template and "
@@ -179,7 +179,7 @@ def _is_of(subject: Subject, answer: RecordedAnswer) -> bool:
     )
 
 
-def _recorded(
+def check_the_answers(
     subject: Subject, answers: list[RecordedAnswer], definitions: list[dict[str, Any]]
 ) -> Iterator[CheckFinding]:
     tools = Tools(definitions=json.dumps(definitions))

@@ -7,7 +7,9 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
+
+import mlx.core as mx
 
 from protocol.check import CheckFinding, CheckModel, Owner, Section, Severity
 from protocol.model_files import read_config
@@ -16,6 +18,10 @@ from worker.template.chat_template import ChatTemplate
 from worker.text.families import find_format
 from worker.text.format import AnswerFormat
 
+# Beside its weights a check takes the states and logits of some hundred tokens.
+BESIDE_BYTES: Final = 1 << 30
+# Of these MLX keeps so many for its next arrays.
+_BUFFER_BYTES: Final = 256 << 20
 # A section gives its findings as it makes them, and returns its summary.
 Findings: TypeAlias = Generator[CheckFinding, None, str]
 
@@ -103,6 +109,7 @@ class Subject:
     @cached_property
     def loaded(self) -> LoadedModel:
         order = self.order
+        mx.set_cache_limit(_BUFFER_BYTES)
         return load(
             order.source, lambda _done, _total: None, lambda: False, order.adapter, order.draft
         )

@@ -195,16 +195,24 @@ def clock(folder: Path) -> None:
 # Weights.
 
 
-def _scale(name: str, factor: float) -> Callable[[Path], None]:
-    return lambda folder: change(
-        folder, lambda weights: weights.update({name: weights[name] * factor})
-    )
+def _scale(folder: Path, name: str, factor: float) -> None:
+    change(folder, lambda weights: weights.update({name: weights[name] * factor}))
 
 
-doubled_norm = _scale("model.layers.9.post_attention_layernorm.weight", 2)
-halved_matrix = _scale("model.layers.12.mlp.down_proj.weight", 0.25)
-doubled_first_norm = _scale("model.layers.0.input_layernorm.weight", 2)
-doubled_encoder_norm = _scale("encoder.layer.3.output.LayerNorm.weight", 2)
+def doubled_norm(folder: Path) -> None:
+    _scale(folder, "model.layers.9.post_attention_layernorm.weight", 2)
+
+
+def shrunk_matrix(folder: Path) -> None:
+    _scale(folder, "model.layers.12.mlp.down_proj.weight", 0.25)
+
+
+def doubled_first_norm(folder: Path) -> None:
+    _scale(folder, "model.layers.0.input_layernorm.weight", 2)
+
+
+def doubled_encoder_norm(folder: Path) -> None:
+    _scale(folder, "encoder.layer.3.output.LayerNorm.weight", 2)
 
 
 def not_finite(folder: Path) -> None:

@@ -80,7 +80,7 @@ CHEAP = [
 SLOW = [
     Case("smollm2", planted.swapped_shapes, check_the_files, "are swapped"),
     Case("smollm2", planted.doubled_norm, check_the_numbers, "layers.9.post_attention_layernorm"),
-    Case("smollm2", planted.halved_matrix, check_the_numbers, "layers.12.mlp.down_proj"),
+    Case("smollm2", planted.shrunk_matrix, check_the_numbers, "layers.12.mlp.down_proj"),
     Case("smollm2", planted.doubled_first_norm, check_the_numbers, "layers.0.input_layernorm"),
     Case("smollm2", planted.wrong_base, check_the_numbers, "should be 100000"),
     Case("smollm2", planted.foreign_layer, check_the_numbers, "Layer 11 is not of this model"),
@@ -102,8 +102,7 @@ def found(case_section: Section, folder: Path) -> list[CheckFinding]:
 
 
 def name_of(case: Case) -> str:
-    name = getattr(case.plant, "__name__", "scaled")
-    return f"{case.model}-{name}-{case.words}".replace(" ", "-")
+    return f"{case.model}-{case.plant.__name__}"
 
 
 def is_named(case: Case, tmp_path: Path) -> None:
