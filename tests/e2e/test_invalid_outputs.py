@@ -8,12 +8,12 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from tests.cli.terminal import bulkhead
 from tests.support.faults import in_engine_step, sitecustomize
 from tests.support.gateway import Gateway
 from tests.support.shapes import DEMO
 from tests.support.streams import open_stream
 
-STARTED = ("start", "adopt")
 # A token that is text.
 LOOPED = {"allowed_token_ids": [300], "ignore_eos": True, "temperature": 0}
 
@@ -66,6 +66,9 @@ def test_an_answer_that_is_never_valid_ends_with_the_named_error(
     metrics = gateway.client.get("/metrics").text
     assert 'bulkhead_invalid_outputs_total{model_name="demo"} 7.0' in metrics
     assert 'bulkhead_worker_restarts_total{cause="invalid output",model_name="demo"} 1.0' in metrics
+
+    shown = bulkhead("status", "demo", url=gateway.url).stdout
+    assert "demo: the worker is plain, since the numbers of an answer were wrong" in shown
 
     flag.unlink()
     gateway.order("restart", wait=True).raise_for_status()

@@ -123,6 +123,9 @@ class PromptCache:
         self.found = FoundPrompts()
         # How many times blocks were found to be wrong, since the cache was cleared.
         self.failures = failures
+        # Whether blocks have come whose digests aren't recorded.
+        self.has_new = False
+        self._digests: dict[bytes, int] = {}
         self._cutter = cutter
         self._disk = disk
         self._report = report
@@ -467,16 +470,23 @@ class PromptCache:
         """The keys of all that is in memory."""
         return [key for key, _ in self._blocks.items()]
 
+    def record_digests(self, is_interrupted: Callable[[], bool]) -> None:
+        """Record the digests of blocks that have none yet, unless a request comes."""
+        new = [key for key in self.keys() if key not in self._digests]
+        for key in new:
+            if is_interrupted():
+                return
+            self._digests[key] = self._digest(key)
+        self._digests = {key: self._digests[key] for key in self.keys()}
+        self.has_new = False
+
     def changed(self, keys: Iterable[bytes]) -> list[bytes]:
-        """Those of `keys` whose arrays in memory aren't any more as they came."""
-        there = [(key, self._blocks.get(key)) for key in keys if key in self._blocks]
-        digests = [digest(cached.block.arrays) for _, cached in there]
-        mx.eval(digests)
-        return [
-            key
-            for (key, cached), now in zip(there, digests, strict=True)
-            if now.item() != cached.digest.item()
-        ]
+        """Those of `keys` whose arrays in memory have another digest now than at first."""
+        known = [key for key in keys if key in self._blocks and key in self._digests]
+        return [key for key in known if self._digest(key) != self._digests[key]]
+
+    def _digest(self, key: bytes) -> int:
+        return digest(self._blocks.get(key).block.arrays).item()  # type: ignore[return-value]
 
     def snapshot_depths(self, path: Path) -> list[int] | None:
         """The depths of the path's snapshots in memory; None: its caches need no snapshots."""
@@ -600,8 +610,9 @@ class PromptCache:
 
     def _put_block(self, key: bytes, block: Block, parent: bytes) -> None:
         if key not in self._blocks:
-            self._blocks.put(key, CachedBlock(block, parent, digest(block.arrays)), block.nbytes)
-            mx.async_eval(self._blocks.get(key).digest)  # type: ignore[no-untyped-call]
+            self._blocks.put(key, CachedBlock(block, parent), block.nbytes)
+            self._digests.pop(key, None)
+            self.has_new = True
 
     def _want_stored(self, key: bytes, owed: _PendingBlock) -> None:
         if self._disk is not None and len(self._owed) < _MOST_OWED:

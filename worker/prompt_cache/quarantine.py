@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-import mlx.core as mx
-
 from worker.prompt_cache.blocks import Block
 from worker.prompt_cache.path import Path, snapshot_key
 
 
 class CachedBlock(NamedTuple):
     """A block or snapshot in memory. The block before it has the key `parent`; that of a snapshot
-    is the block at whose end it is. The `digest` is of the arrays as they were when they came.
+    is the block at whose end it is.
     """
 
     block: Block
     parent: bytes
-    digest: mx.array
 
 
 def parents_of(path: Path) -> dict[bytes, bytes]:

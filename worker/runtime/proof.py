@@ -18,6 +18,8 @@ from worker.runtime.recomputing import CHUNK_TOKENS, OTHER_CHUNKS, Recomputing, 
 
 logger = logging.getLogger("worker")
 
+# Digests of new blocks are recorded soon: they show only what changes afterwards.
+_NEW_QUIET_S: Final = 1.0
 # A part of a task takes about so long, and a request waits for one digest or one chunk of it.
 _PART_S: Final = 0.5
 _DIGESTS: Final = 8
@@ -61,10 +63,13 @@ class Proof:
     @property
     def quiet_s(self) -> float:
         """How long the engine should have had nothing to do before the next part."""
-        return self._plan.wait_s(self._clock())
+        return _NEW_QUIET_S if self._cache.has_new else self._plan.wait_s(self._clock())
 
     def go_on(self, is_interrupted: Callable[[], bool]) -> None:
         """Prove the next part, unless a request comes."""
+        if self._cache.has_new:
+            self._cache.record_digests(is_interrupted)
+            return
         began_at = self._clock()
         task = self._plan.next(began_at)
         if task is None:
@@ -77,7 +82,7 @@ class Proof:
         return {"memory": self._memory, "disk": self._disk, "content": self._content}
 
     def _memory(self, is_interrupted: Callable[[], bool]) -> bool:
-        """Compare arrays with the digests that they had when they came."""
+        """Compare arrays with the digests that were recorded when the model came to rest."""
         if not self._left:
             self._left = self._cache.keys()
             self._proven.intersection_update(self._left)

@@ -18,7 +18,6 @@ from tests.worker.engines.test_cached_prompts import Bench, bench, folder
 from worker.engines.room import CacheRoom, measure
 from worker.prompt_cache.blocks import Block
 from worker.prompt_cache.cache import PromptCache
-from worker.prompt_cache.digests import digest
 from worker.prompt_cache.disk import Disk
 from worker.prompt_cache.path import Paths
 from worker.prompt_cache.quarantine import CachedBlock
@@ -100,9 +99,12 @@ class Resting:
         place = max(range(len(arrays)), key=lambda index: arrays[index].size)
         arrays[place] = change(arrays[place])
         block = Block(tuple(arrays), cached.block.structure)
-        before = digest(arrays) if noted else cached.digest
-        content = CachedBlock(block, cached.parent, before)
+        content = CachedBlock(block, cached.parent)
+        self.cache.record_digests(lambda: False)
         self.cache._blocks._entries[key] = replace(entry, content=content)
+        if noted:
+            del self.cache._digests[key]
+            self.cache.has_new = True
 
 
 def _bit(chance: random.Random) -> Callable[[mx.array], mx.array]:

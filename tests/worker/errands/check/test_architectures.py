@@ -45,7 +45,7 @@ def test_a_model_is_the_same_after_each_repair(architecture: str, tmp_path: Path
     model, config = load_weights(folder)
     width = int(config.get("hidden_size", 64))
     suspects(list(matrices(model, width)), model)
-    first = logits(model)  # The first run of some architectures replaces their weights.
+    first = logits(model)  # Some architectures clip their weights when they run.
     before = dict(tree_flatten(model.parameters()))
     layers = [
         repair
@@ -59,5 +59,5 @@ def test_a_model_is_the_same_after_each_repair(architecture: str, tmp_path: Path
         logits(model)  # The layers of some architectures give more than states.
     after = dict(tree_flatten(model.parameters()))
     assert before.keys() == after.keys()
-    assert all(before[name] is after[name] for name in before)
+    assert all(mx.array_equal(before[name], after[name], equal_nan=True) for name in before)
     assert mx.array_equal(first, logits(model), equal_nan=True)

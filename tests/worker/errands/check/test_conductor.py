@@ -21,14 +21,15 @@ _WITHIN_S = 300.0
 
 
 def answers_to(order: CheckModel) -> list[CheckAnswers]:
-    ended = subprocess.run(
-        [sys.executable, "-P", str(WORKER), "check"],
-        input=msgspec.json.encode(order),
-        stdout=subprocess.PIPE,
-        check=True,
-        timeout=_WITHIN_S,
-    )
-    first, *lines = ended.stdout.splitlines()
+    command = [sys.executable, "-P", str(WORKER), "check"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        # The end of its input would end the process.
+        process.stdin.write(msgspec.json.encode(order) + b"\n")
+        process.stdin.flush()
+        first, *lines = process.stdout.read().splitlines()
+        assert process.wait(_WITHIN_S) == 0
     msgspec.json.decode(first, type=Environment)
     return [msgspec.json.decode(line, type=CheckAnswers) for line in lines]
 
