@@ -1,10 +1,11 @@
 """`python -m bench.watch`: what it costs to look at the logits of each step.
 
 One engine of a worker decodes in this process. It takes turns of some steps: with the look at the
-logits, and without it. The first steps of a turn aren't counted, since a step is begun before the
-one before it is read. On a CPU the seconds are those of the processor, which other programs change
-less. With `--shape 8b` the model is of eight billion random weights in 4 bits, for
-a GPU: with MLX_CUDA_USE_CUDNN_SDPA=0, as workers have it.
+logits, and without it. The costs are the median of the ratios of neighbouring turns. The first
+steps of a turn aren't counted, since a step is begun before the one before it is read. On a CPU the
+seconds are those of the processor, which other programs change less. With `--shape 8b` the model is
+of eight billion random weights in 4 bits, for a GPU: with MLX_CUDA_USE_CUDNN_SDPA=0, as workers
+have it.
 """
 
 from __future__ import annotations
@@ -78,18 +79,23 @@ def _decoding_engine(model: Any, rows: int, parsed: argparse.Namespace) -> Batch
 def _measure(engine: BatchedEngine, rows: int, parsed: argparse.Namespace) -> None:
     costs = []
     for number in range(1, parsed.rounds + 1):
-        seconds: dict[bool, list[float]] = {True: [], False: []}
-        for turn in range(2 * parsed.turns):
-            # Neither kind is always the first.
-            looks = (turn + turn // 2) % 2 == 0
-            with _looking(engine, looks=looks):
-                seconds[looks] += _steps(engine, parsed.steps)
-        with_s, without_s = (statistics.median(seconds[looks]) for looks in (True, False))
-        costs.append(with_s / without_s - 1)
+        pairs = [_pair(engine, parsed.steps, first=bool(pair % 2)) for pair in range(parsed.turns)]
+        with_s, without_s = (statistics.median(seconds) for seconds in zip(*pairs, strict=True))
+        # Steps become slower as rows grow, so only neighbours are compared.
+        costs.append(statistics.median(one_s / other_s for one_s, other_s in pairs) - 1)
         print(
             f"| {rows} | {number} | {1e3 * with_s:.3f} | {1e3 * without_s:.3f} | {costs[-1]:+.2%} |"
         )
     print(f"| {rows} | median | | | {statistics.median(costs):+.2%} |")
+
+
+def _pair(engine: BatchedEngine, steps: int, *, first: bool) -> tuple[float, float]:
+    """The median seconds of a step with the look, and without it. `first`: with it first."""
+    medians = {}
+    for looks in (first, not first):
+        with _looking(engine, looks=looks):
+            medians[looks] = statistics.median(_steps(engine, steps))
+    return medians[True], medians[False]
 
 
 def _steps(engine: BatchedEngine, count: int) -> list[float]:
@@ -121,7 +127,7 @@ def _looking(engine: BatchedEngine, *, looks: bool) -> Iterator[None]:
 
 @cache
 def _no_levels(rows: int) -> mx.array:
-    return mx.zeros(rows)
+    return mx.zeros((rows, 1))
 
 
 def _without_look(logits: mx.array) -> WatchedLogits:

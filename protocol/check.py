@@ -7,9 +7,12 @@ process that dies in a section has answered the sections before it.
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
+
+# Beside its weights a check takes the states and logits of some hundred tokens.
+BESIDE_BYTES: Final = 1 << 30
 
 # In the order in which they run. Those before "numbers" read no weights.
 Section: TypeAlias = Literal[

@@ -147,5 +147,7 @@ def _print_findings(report: CheckReport) -> None:
         if finding.remedy:
             print_marked(console, Text(""), f"-> {finding.remedy}")
     found = f"{plural(report.faults, 'fault')}, {plural(report.warnings, 'warning')}"
-    result = "Nothing is wrong" if report.verdict == "ok" else found
-    console.print(Text(printable(f"{report.model}: {result}.")))
+    result = "Nothing wrong was found" if report.verdict == "ok" else found
+    left_out = ", ".join(section.section for section in report.sections if not section.ran)
+    rest = f" Left out: {left_out}." if left_out else ""
+    console.print(Text(printable(f"{report.model}: {result}.{rest}")))

@@ -100,9 +100,10 @@ def _lines(why: Why, now: float) -> Iterator[str]:
     if why.advice is not None:
         yield f"advice   {why.advice}"
     yield f"wait     {why.wait.sentence}"
-    parts = ", ".join(f"{part} {seconds:.2f} s" for part, seconds in why.wait.parts_s.items())
-    if len(why.wait.parts_s) > 1:
-        yield f"         {parts}"
+    parts = {part: f"{seconds:.2f} s" for part, seconds in why.wait.parts_s.items()}
+    shown = [f"{part} {seconds}" for part, seconds in parts.items() if seconds != "0.00 s"]
+    if len(shown) > 1:
+        yield f"         {', '.join(shown)}"
     if (earlier := why.earlier) is not None:
         before = duration(max(0.0, why.at - earlier.at))
         yield f"earlier  {earlier.id}, {before} before; both prompts begin with " + (

@@ -31,13 +31,12 @@ from gateway.system.events import EventLog
 from gateway.system.file_access import away, denied
 from gateway.system.lane import HangsError, Lane
 from gateway.system.log_lines import about
+from protocol.check import BESIDE_BYTES
 
 logger = logging.getLogger(__name__)
 
 # A disk that sleeps takes seconds to wake up.
 _ANSWER_S: Final = 10.0
-# What a check computes beside one sequence: other ways of the same text, and trials of repairs.
-_OF_CHECK_BYTES: Final = 1 << 30
 # These errors say that the system lacks resources now. They say nothing about the files.
 _SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 
@@ -214,7 +213,7 @@ class Estimator:
         return shortened(estimated.estimate, possible_bytes).floor_bytes
 
     async def check_room(self, model: Model) -> CheckRoom:
-        """The memory that a check of a model wants: at least the floor with `_OF_CHECK_BYTES`, and
+        """The memory that a check of a model wants: at least the floor with `BESIDE_BYTES`, and
         if it is free also room for the whole context.
 
         Raises:
@@ -224,13 +223,11 @@ class Estimator:
         alone = msgspec.structs.replace(model.settings, local=1, ranks=())
         estimated = await self._estimate(msgspec.structs.replace(model, settings=alone))
         if not isinstance(estimated, Estimated):
-            bytes_ = estimated.bytes + _OF_CHECK_BYTES
+            bytes_ = estimated.bytes + BESIDE_BYTES
             return CheckRoom(model.id, bytes_, bytes_)
         whole = estimated.estimate
         floor_bytes = shortened(whole, self._admission.ledger.usable_bytes).floor_bytes
-        return CheckRoom(
-            model.id, floor_bytes + _OF_CHECK_BYTES, whole.whole_bytes + _OF_CHECK_BYTES
-        )
+        return CheckRoom(model.id, floor_bytes + BESIDE_BYTES, whole.whole_bytes + BESIDE_BYTES)
 
     async def outline(self, model: Model, company: dict[str, int]) -> Outline | None:
         """The outline of a model; None if its files aren't understood.

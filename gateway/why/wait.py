@@ -12,7 +12,7 @@ from gateway.why.record import Facts, RequestRecord, StateChange
 
 WaitPart: TypeAlias = Literal["queue", "memory", "start", "load", "drain", "prefill", "parked"]
 
-# The parts of a load, by the state that the model had.
+# The parts of the wait for a worker, by the state that the model had.
 _OF_STATE: Final[dict[str, WaitPart]] = {
     "waiting": "memory",
     "starting": "start",
@@ -20,9 +20,11 @@ _OF_STATE: Final[dict[str, WaitPart]] = {
     "draining": "drain",
     "stopping": "drain",
     "backoff": "load",
+    "ready": "queue",
 }
+# A request in the queue of a model may wait for a load as well: the state tells.
+_OF_WORKER: Final[dict[PhaseKind, WaitPart]] = {"load": "start", "queue": "queue"}
 _OF_PHASE: Final[dict[PhaseKind, WaitPart]] = {
-    "queue": "queue",
     "prefill": "prefill",
     "parked": "parked",
     "resumed": "prefill",
@@ -69,17 +71,16 @@ def _parts(
     ends = [*(begin for _, begin in entered[1:]), ended_at]
     for (kind, begin), end in zip(entered, ends, strict=True):
         end = min(end, ended_at)
-        if kind == "load":
-            yield from _of_load(states, begin, end)
+        if kind in _OF_WORKER:
+            yield from _by_state(states, begin, end, _OF_WORKER[kind])
         elif kind in _OF_PHASE and end > begin:
             yield _OF_PHASE[kind], end - begin
 
 
-def _of_load(
-    states: Sequence[StateChange], begin: float, end: float
+def _by_state(
+    states: Sequence[StateChange], begin: float, end: float, part: WaitPart
 ) -> Iterator[tuple[WaitPart, float]]:
-    """The time from `begin` to `end` by the states of the model."""
-    part: WaitPart = "start"
+    """The time from `begin` to `end` by the states of the model, and before these as `part`."""
     for change in states:
         if change.at >= end:
             break

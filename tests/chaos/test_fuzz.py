@@ -28,6 +28,8 @@ SHARE: Final = 1.05
 UPGRADE: Final = "post_admin_v1_upgrade"
 # From then on nobody is served without a key: who has the admin key asks for it.
 NEW_KEY: Final = "post_admin_v1_keys"
+# It answers when the check has ended, after more seconds than others have for an answer.
+CHECK: Final = "post_admin_v1_models_model_id_check"
 
 
 class Amount(NamedTuple):
@@ -50,7 +52,7 @@ class Fuzz:
 
     def without_keys(self, amount: Amount) -> None:
         self._send(amount.requests)
-        self._ask(amount, but(UPGRADE, NEW_KEY))
+        self._ask(amount, but(UPGRADE, NEW_KEY, CHECK))
 
     def with_keys(self, amount: Amount) -> None:
         """As nobody, as who has a key, and as who has the admin key."""
@@ -60,7 +62,7 @@ class Fuzz:
         client.headers["authorization"] = f"Bearer {admin_key}"
         self._send(amount.requests)
         self._ask(amount, key=key["key"])
-        self._ask(amount, but(UPGRADE), key=admin_key)
+        self._ask(amount, but(UPGRADE, CHECK), key=admin_key)
 
     def upgrade(self, amount: Amount) -> None:
         key = self._gateway.client.headers["authorization"].removeprefix("Bearer ")

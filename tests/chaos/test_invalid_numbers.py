@@ -184,7 +184,7 @@ class World:
             self._writes.touch()
         whole, error = _complete(self.gateway, prompt)
         assert error is None
-        eventually(lambda: _stored(self.gateway) >= before + 6)
+        eventually(lambda: _stored(self.gateway) >= before + 6, START_S)
         self._writes.unlink(missing_ok=True)
         self._break(kind)
         assert _complete(self.gateway, prompt) == (whole, None), kind

@@ -271,7 +271,7 @@ class DecodingRows:
         for row in self._rows:
             row.unseen -= 1
         # Spoilt rows are gone by the time these tokens are given out.
-        return DrawnTokens(drawn, mx.zeros(len(self._rows)))
+        return DrawnTokens(drawn, mx.zeros((len(self._rows), 1)))
 
     def _read(self) -> None:
         """Wait for the tokens that the last step drew."""

@@ -15,8 +15,8 @@ import mlx.core as mx
 
 
 class WatchedLogits(NamedTuple):
-    """Log probabilities, (rows, vocabulary), and the `levels` of the logits, (rows,): a level is a
-    finite number only if the logits of its row are valid.
+    """Log probabilities, (rows, vocabulary), and the `levels` of the logits, (rows, 1): a level is
+    a finite number only if the logits of its row are valid.
     """
 
     logprobs: mx.array
@@ -24,7 +24,9 @@ class WatchedLogits(NamedTuple):
 
 
 class DrawnTokens(NamedTuple):
-    """The tokens of a step that nobody has read yet, and the levels of their logits: (rows,)."""
+    """The tokens of a step that nobody has read yet, (rows,), and the levels of their logits,
+    (rows, 1).
+    """
 
     tokens: mx.array
     levels: mx.array
@@ -46,11 +48,11 @@ def watch(logits: mx.array) -> WatchedLogits:
     valid.
     """
     sums = mx.logsumexp(logits, axis=-1, keepdims=True)
-    differ = mx.any(logits != logits[:, :1], axis=-1)
-    return WatchedLogits(logits - sums, mx.where(differ, sums[:, 0], mx.nan))
+    differ = mx.any(logits != logits[:, :1], axis=-1, keepdims=True)
+    return WatchedLogits(logits - sums, mx.where(differ, sums, mx.nan))
 
 
 def are_valid(levels: mx.array) -> list[bool]:
     """Waits for the levels. Returns whether the logits of each row are valid."""
-    values: list[float] = levels.tolist()  # type: ignore[assignment]  # MLX's own stubs
-    return [math.isfinite(level) for level in values]
+    values: list[list[float]] = levels.tolist()  # type: ignore[assignment]  # MLX's own stubs
+    return [math.isfinite(level) for (level,) in values]

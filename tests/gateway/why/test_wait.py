@@ -11,7 +11,13 @@ def test_load_is_told_in_its_parts() -> None:
     record = asked(chat("Hello"), at=AT, first_token_s=10.0)
     # The moments of phases are of another clock, on which the request came at 0.
     record.trace.timing.phases = [("load", 0.0), ("queue", 7.0), ("prefill", 7.5), ("tokens", 10.0)]
-    changes = ((-5.0, "unloaded"), (1.0, "waiting"), (4.0, "starting"), (5.0, "loading"))
+    changes = (
+        (-5.0, "unloaded"),
+        (1.0, "waiting"),
+        (4.0, "starting"),
+        (5.0, "loading"),
+        (7.0, "ready"),
+    )
     facts = Facts((), tuple(StateChange(AT + begin, state) for begin, state in changes))
     wait = wait_of(record, facts, AT + 60.0)
     parts = {"load": 3.0, "memory": 3.0, "start": 1.0, "queue": 0.5, "prefill": 2.5}
@@ -39,3 +45,18 @@ def test_answer_after_a_lost_worker_has_its_waits() -> None:
         ("tokens", 9.0),
     ]
     assert wait_of(record, Facts(), AT + 9.0).parts_s == {"prefill": 5.0, "parked": 4.0}
+
+
+def test_load_behind_a_queue_is_told_as_a_load() -> None:
+    record = asked(chat("Hello"), at=AT, first_token_s=9.0)
+    record.trace.timing.phases = [("queue", 0.0), ("prefill", 8.0), ("tokens", 9.0)]
+    changes = (
+        (-9.0, "ready"),
+        (1.0, "draining"),
+        (2.0, "starting"),
+        (5.0, "loading"),
+        (7.0, "ready"),
+    )
+    facts = Facts((), tuple(StateChange(AT + begin, state) for begin, state in changes))
+    parts = {"queue": 2.0, "drain": 1.0, "start": 3.0, "load": 2.0, "prefill": 1.0}
+    assert wait_of(record, facts, AT + 9.0).parts_s == parts

@@ -45,8 +45,8 @@ def test_log_probabilities_are_those_of_mlx_lm() -> None:
 
 
 def test_levels_go_with_their_tokens() -> None:
-    one = DrawnTokens(mx.array([4, 5]), mx.array([1.0, mx.nan]))
-    other = DrawnTokens(mx.array([6]), mx.array([2.0]))
+    one = DrawnTokens(mx.array([4, 5]), mx.array([[1.0], [mx.nan]]))
+    other = DrawnTokens(mx.array([6]), mx.array([[2.0]]))
     joined = one.join(other).order([1, 2, 0])
     assert joined.tokens.tolist() == [5, 6, 4]
     assert are_valid(joined.levels) == [False, True, True]

@@ -8,7 +8,15 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from protocol.check import Checked, CheckFinding, CheckModel, Section, SectionDone, Verdict
+from protocol.check import (
+    BESIDE_BYTES,
+    Checked,
+    CheckFinding,
+    CheckModel,
+    Section,
+    SectionDone,
+    Verdict,
+)
 from protocol.model_folder import weight_files
 from worker.errands import Errand
 from worker.errands.check.chat import check_the_template
@@ -19,7 +27,6 @@ from worker.errands.check.parser import check_the_parser
 from worker.errands.check.speed import check_the_speed
 from worker.errands.check.stop import check_the_stop
 from worker.errands.check.subject import (
-    BESIDE_BYTES,
     Findings,
     InvalidNumbersError,
     SectionSkipped,

@@ -5,17 +5,12 @@ from __future__ import annotations
 import time
 from typing import Final
 
+from protocol.check import BESIDE_BYTES
 from protocol.requests import ChatMessage, ChatPrompt
 from worker.engines.room import measure
 from worker.errands.check.loss import TEXT
 from worker.errands.check.running import Runner
-from worker.errands.check.subject import (
-    BESIDE_BYTES,
-    Findings,
-    SectionSkipped,
-    Subject,
-    Teller,
-)
+from worker.errands.check.subject import Findings, SectionSkipped, Subject, Teller
 
 TELL: Final = Teller("context")
 _PLACES: Final = (0.1, 0.5, 0.9)

@@ -18,8 +18,6 @@ from worker.template.chat_template import ChatTemplate
 from worker.text.families import find_format
 from worker.text.format import AnswerFormat
 
-# Beside its weights a check takes the states and logits of some hundred tokens.
-BESIDE_BYTES: Final = 1 << 30
 # Of these MLX keeps so many for its next arrays.
 _BUFFER_BYTES: Final = 256 << 20
 # A section gives its findings as it makes them, and returns its summary.

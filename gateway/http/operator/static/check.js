@@ -51,29 +51,31 @@ function progress({ reason, sections }) {
 
 function Result({ path, check }) {
   const [open, setOpen] = useState(false);
-  const [findings, setFindings] = useState([]);
+  const [report, setReport] = useState({ findings: [], sections: [] });
   const [error, setError] = useState(null);
   useEffect(() => {
     if (!open) return;
-    askJson(path).then((report) => setFindings(report.findings), setError);
+    askJson(path).then(setReport, setError);
   }, [open, check.at]);
+  const leftOut = report.sections.filter((each) => !each.ran).map((each) => each.section);
   return html`
     <details class="last-check" onToggle=${(event) => setOpen(event.currentTarget.open)}>
       <summary class=${check.faults && !check.stale ? "bad" : ""}>Check: ${result(check)}</summary>
       <p>${day(check.at)}</p>
-      ${findings.map(
+      ${report.findings.map(
         (each) => html`
           <p class=${each.severity === "fault" ? "bad" : "reason"}>
             ${each.severity}, ${each.section}: ${each.what} ${each.evidence} (${OWNERS[each.owner]}) ${each.remedy}
           </p>
         `,
       )}
+      ${leftOut.length > 0 && html`<p class="reason">Left out: ${leftOut.join(", ")}.</p>`}
       <${Failure} error=${error} />
     </details>
   `;
 }
 
 export function result({ verdict, faults, warnings, stale }) {
-  const found = verdict === "ok" ? "nothing is wrong" : `${counted(faults, "fault")}, ${counted(warnings, "warning")}`;
+  const found = verdict === "ok" ? "nothing wrong was found" : `${counted(faults, "fault")}, ${counted(warnings, "warning")}`;
   return stale ? `${found}, and the files have changed since` : found;
 }

@@ -30,7 +30,7 @@ const SENTENCES = {
   sweep: (e) => `Process ${e.pid}, left by an earlier gateway, ${e.ended ? "was ended" : "did not end"}`,
   disk: (e) => `The disk ${e.path} ${e.mounted ? "is there" : "isn't mounted"}`,
   pull: (e) => `The pull of ${e.name}: ${[e.change, e.reason].filter(Boolean).join(", ")}`,
-  checked: (e) => `The check of ${e.model}: ${e.reason ?? (e.verdict === "ok" ? "nothing is wrong" : `${counted(e.faults, "fault")}, ${counted(e.warnings, "warning")}`)}`,
+  checked: (e) => `The check of ${e.model}: ${e.reason ?? (e.verdict === "ok" ? "nothing wrong was found" : `${counted(e.faults, "fault")}, ${counted(e.warnings, "warning")}`)}`,
   removed: (e) => `${e.source} was removed: ${bytes(e.reclaimed_bytes)} are free`,
   reload: (e) => (e.mistakes ? `The configuration stays as it was: ${e.mistakes.join("; ")}` : `The configuration was read again${changed(e)}`),
   relieve: (e) => `${e.model} frees what it can: the machine is short of memory (${e.pressure})`,
