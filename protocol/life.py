@@ -266,6 +266,10 @@ class CacheQuarantined(Message, frozen=True, tag="cache-quarantined"):
     why: str
 
 
+# A prompt cache that was found to be wrong so many times isn't used any more.
+MOST_CACHE_FAILURES: Final = 2
+
+
 class CacheProven(Message, frozen=True, tag="cache-proven"):
     """What was proven of the prompt cache since the last such message, while the model was at rest:
     the bytes of `blocks`, and the content of `tokens`, which were computed anew. Each of `failures`

@@ -35,6 +35,7 @@ from gateway.system.state_dir import StateDir
 from gateway.system.tasks import Faults, LoopLag, Tasks
 from gateway.system.wakefulness import Wakefulness
 from gateway.upstreams.upstreams import Upstreams
+from gateway.workers.cache_failures import CacheFailures
 from gateway.workers.orphans import Orphan, WorkerRecords
 from gateway.workers.ssh_host import Hosts
 from gateway.workers.starter import Channel, Starter
@@ -110,6 +111,7 @@ class Fleet:
             start.first_incarnation,
         )
         self._learned = Learned(state_dir.learned_path)
+        self._cache_failures = CacheFailures(state_dir.cache_failures_path)
         self.scheduler = MemoryScheduler(
             MemoryLimits.of(settings, budget_bytes),
             self._learned,
@@ -200,7 +202,12 @@ class Fleet:
 
     def _new_supervisor(self, model: Model) -> ModelSupervisor:
         gateway = GatewayParts(
-            self._in_force, self.events, self.scheduler, self._starter, self.prompts.for_workers
+            self._in_force,
+            self.events,
+            self.scheduler,
+            self._starter,
+            self.prompts.for_workers,
+            self._cache_failures,
         )
         return ModelSupervisor(model, WorkerLog(self._state_dir.log_path(model.id)), gateway)
 

@@ -26,6 +26,7 @@ from gateway.system.events import EventLog
 from gateway.system.log_lines import about
 from gateway.system.refusal import Refusal
 from gateway.system.tasks import Tasks
+from gateway.workers.cache_failures import CacheFailures
 from gateway.workers.cache_proof import CacheProof
 from gateway.workers.starter import Starter
 from gateway.workers.worker import Worker
@@ -361,6 +362,7 @@ class GatewayParts(NamedTuple):
     scheduler: MemoryScheduler
     starter: Starter
     prompt_cache: PromptCacheDisk | None
+    cache_failures: CacheFailures
 
 
 class ModelParts(NamedTuple):

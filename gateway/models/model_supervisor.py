@@ -93,7 +93,7 @@ class ModelSupervisor:
         self.model_memory = ModelMemory(
             model, self.condition, self.traffic, gateway.scheduler, lambda: self._load_wanted
         )
-        self.cache_proof = CacheProof()
+        self.cache_proof = CacheProof(model.id, gateway.cache_failures)
         self._parts = ModelParts(
             *(self.condition, self.traffic, self.model_memory),
             *(log, self._tasks, self.cache_proof),
@@ -201,7 +201,8 @@ class ModelSupervisor:
         if state.memory is not None:
             self.model_memory.restore(state.memory)
         self.traffic.use.restore(state.use)
-        self.cache_proof.state = state.cache_proof
+        if state.cache_proof is not None:
+            self.cache_proof.state = state.cache_proof
         self.traffic.queue.shares.restore(state.shares)
         self.traffic.queue.restore(running, waiting)
         self.invalid_outputs.restore(plain=state.plain, count=state.invalid_outputs)

@@ -105,6 +105,8 @@ class StateDir:
         self.stranded_path = self.path / "stranded.json"
         # How much memory models took, by measurements.
         self.learned_path = self.path / "learned.json"
+        # How often the prompt caches of models were found to be wrong.
+        self.cache_failures_path = self.path / "cache-failures.json"
         # The pulls that have not ended.
         self.pulls_path = self.path / "pulls.json"
         # The reports of checks of models.
@@ -177,6 +179,7 @@ class StateDir:
             self.starts_path,
             self.stranded_path,
             self.learned_path,
+            self.cache_failures_path,
             self.address_path,
             self.pulls_path,
             self.checks_path,

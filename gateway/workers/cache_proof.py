@@ -7,7 +7,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from protocol.life import CacheProven, CacheQuarantined
+from gateway.workers.cache_failures import CacheFailures
+from protocol.life import MOST_CACHE_FAILURES, CacheProven, CacheQuarantined
 
 _WRONG: Final = (
     "cached prompts were found to be wrong more than once: a clear of the prompt cache "
@@ -35,8 +36,13 @@ class CacheProof:
     `quarantined_blocks` counts all since the gateway's start.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, model_id: str, failures: CacheFailures) -> None:
+        """`failures` has those that earlier gateways recorded."""
+        self._model_id = model_id
+        self._failures = failures
         self.state: CacheProofState | None = None
+        if self.failures:
+            self._touched().off = _WRONG if self.failures >= MOST_CACHE_FAILURES else ""
         self.quarantined_blocks = 0
 
     @property
@@ -45,13 +51,14 @@ class CacheProof:
 
     @property
     def failures(self) -> int:
-        return 0 if self.state is None else self.state.failures
+        return self._failures.of(self._model_id)
 
     def record_proven(self, message: CacheProven) -> None:
         state = self._touched()
         state.proven_tokens += message.tokens
         state.proven_blocks += message.blocks
-        state.failures += message.failures
+        self._failures.record(self._model_id, self.failures + message.failures)
+        state.failures = self.failures
         if message.off:
             state.off = _WRONG
 
@@ -61,12 +68,13 @@ class CacheProof:
 
     def clear(self) -> None:
         """Forget what was wrong: the cache is empty."""
+        self._failures.record(self._model_id, 0)
         if self.state is not None:
             self.state.quarantined_blocks = self.state.failures = 0
             self.state.off = ""
 
     def _touched(self) -> CacheProofState:
         if self.state is None:
-            self.state = CacheProofState(last_at=time.time())
+            self.state = CacheProofState(failures=self.failures, last_at=time.time())
         self.state.last_at = time.time()
         return self.state

@@ -15,6 +15,8 @@ import zmq
 from protocol.answers import Delta, Guesses, Output, Rendered, Text, Usage
 from protocol.channel import KEY_BYTES, connect_worker_side
 from protocol.life import (
+    CacheProven,
+    CacheQuarantined,
     ClearPromptCache,
     Device,
     Heartbeat,
@@ -28,6 +30,8 @@ from protocol.messages import PROTOCOL_VERSION, decode_from_gateway, encode
 from protocol.requests import Generate
 
 __all__ = [
+    "CacheProven",
+    "CacheQuarantined",
     "ClearPromptCache",
     "Delta",
     "Generate",

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from protocol.life import CacheQuarantined
+from protocol.life import MOST_CACHE_FAILURES, CacheQuarantined
 from protocol.message_base import pack
 from protocol.prompt_store.payloads import Entry
 from worker.prompt_cache.blocks import Block, Cutter, LruBlocks, Span
@@ -53,8 +53,6 @@ _INNER_SHARE: Final = 1 / 8
 _MOST_REMEMBERED_BYTES: Final = 64_000_000
 # While blocks wait for the disk, the end of the cache looks so often whether it has room.
 _CLOSING_S: Final = 0.02
-# A cache that was found to be wrong so many times isn't used any more.
-_MOST_FAILURES: Final = 2
 # Of a million tokens.
 _MOST_OWED: Final = (1 << 20) // BLOCK_TOKENS
 
@@ -159,7 +157,7 @@ class PromptCache:
     @property
     def off(self) -> bool:
         """Whether the cache finds nothing and takes nothing, until it is cleared."""
-        return self.failures >= _MOST_FAILURES
+        return self.failures >= MOST_CACHE_FAILURES
 
     @property
     def block_bytes(self) -> int:

@@ -20,6 +20,7 @@ from gateway.models.model_supervisor import ModelSupervisor
 from gateway.requests.request import Request, Terms
 from gateway.system.child import ExitStatus
 from gateway.system.events import EventLog
+from gateway.workers.cache_failures import CacheFailures
 from gateway.workers.rank_group import Loss
 from gateway.workers.report import WorkerMemory, WorkerReport
 from gateway.workers.shutdown_steps import ShutdownStep, TimedStep
@@ -138,6 +139,7 @@ class ModelWorld:
             cast(MemoryScheduler, self.memory),
             cast(Starter, self.workers),
             None,
+            CacheFailures(folder / "cache-failures.json"),
         )
         model = Model("m", "/m", ModelSettings(path="/m", preload=preload))
         self.supervisor = ModelSupervisor(model, WorkerLog(folder / "m.log"), gateway)
