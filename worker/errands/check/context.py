@@ -12,9 +12,9 @@ from worker.errands.check.running import Runner
 from worker.errands.check.subject import (
     BESIDE_BYTES,
     Findings,
-    SectionSkipped,
     Subject,
     Teller,
+    UncheckedError,
 )
 
 TELL: Final = Teller("context")
@@ -50,7 +50,7 @@ def check_the_context(subject: Subject) -> Findings:
     length = min(force - _ANSWER_TOKENS, affordable, _fitting(subject))
     if length < min(_LEAST_TOKENS, force - _ANSWER_TOKENS):
         runner.close()
-        raise SectionSkipped(f"Neither time nor memory is left for {_LEAST_TOKENS:,} tokens.")
+        raise UncheckedError(f"Neither time nor memory is left for {_LEAST_TOKENS:,} tokens.")
     missed = [
         place for place in _PLACES if not _finds(subject, runner, _prompt(subject, length, place))
     ]
