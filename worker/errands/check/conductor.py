@@ -32,6 +32,7 @@ from worker.errands.check.subject import (
     SectionSkipped,
     Subject,
     Teller,
+    UncheckedError,
 )
 from worker.errands.check.tokens import check_the_tokenizer
 from worker.errands.check.vectors import check_the_vectors
@@ -74,6 +75,7 @@ class _Conductor:
         self._warnings = 0
         # Why the sections that need the loaded model don't run; empty: they do.
         self._unloadable = ""
+        self._unchecked: list[Section] = []
 
     def run(self) -> None:
         try:
@@ -84,6 +86,7 @@ class _Conductor:
         else:
             for part in _PARTS:
                 self._run(part, subject)
+            self._tell_unchecked()
         verdict: Verdict = "faults" if self._faults else "warnings" if self._warnings else "ok"
         seconds = time.monotonic() - self._began_at
         self._errand.answer(Checked(verdict, self._faults, self._warnings, seconds))
@@ -96,6 +99,8 @@ class _Conductor:
             summary, ran = self._findings_of(part, subject), True
         except SectionSkipped as skipped:
             summary, ran = str(skipped), False
+            if isinstance(skipped, UncheckedError):
+                self._unchecked.append(part.section)
         except InvalidNumbersError:
             if not self._faults:
                 self._answer(
@@ -114,6 +119,16 @@ class _Conductor:
         seconds = time.monotonic() - began_at
         self._errand.answer(SectionDone(part.section, seconds, ran, summary))
 
+    def _tell_unchecked(self) -> None:
+        if self._unchecked:
+            finding = Teller(self._unchecked[0]).remark(
+                "Not everything was checked: time or memory were too short.",
+                f"The check has {self._order.seconds:g} s. Left out: {', '.join(self._unchecked)}.",
+                "Check again while the machine is idle.",
+                "bulkhead",
+            )
+            self._answer(finding)
+
     def _findings_of(self, part: _Part, subject: Subject) -> str:
         findings = part.run(subject)
         while True:
@@ -130,9 +145,9 @@ class _Conductor:
     def _be_loadable(self, subject: Subject) -> None:
         """Load the model unless it is loaded. Raises: SectionSkipped."""
         if self._unloadable:
-            raise SectionSkipped(self._unloadable)
+            raise self._skipped()
         if subject.left_s <= 0:
-            raise SectionSkipped(f"No time was left of {self._order.seconds:g} s.")
+            raise UncheckedError(f"No time was left of {self._order.seconds:g} s.")
         limit = self._order.limit_bytes
         try:
             weight_bytes = sum(path.stat().st_size for path in weight_files(subject.folder))
@@ -153,7 +168,12 @@ class _Conductor:
                 )
             self._unloadable = "The model can't be loaded."
         if self._unloadable:
-            raise SectionSkipped(self._unloadable)
+            raise self._skipped()
+
+    def _skipped(self) -> SectionSkipped:
+        """What a section ends with that needs the model. Without a fault it was memory."""
+        kind = SectionSkipped if self._faults else UncheckedError
+        return kind(self._unloadable)
 
     def _failure(self, section: Section, error: Exception) -> CheckFinding:
         return Teller(section).warning(

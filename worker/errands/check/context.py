@@ -10,7 +10,7 @@ from protocol.requests import ChatMessage, ChatPrompt
 from worker.engines.room import measure
 from worker.errands.check.loss import TEXT
 from worker.errands.check.running import Runner
-from worker.errands.check.subject import Findings, SectionSkipped, Subject, Teller
+from worker.errands.check.subject import Findings, Subject, Teller, UncheckedError
 
 TELL: Final = Teller("context")
 _PLACES: Final = (0.1, 0.5, 0.9)
@@ -45,7 +45,7 @@ def check_the_context(subject: Subject) -> Findings:
     length = min(force - _ANSWER_TOKENS, affordable, _fitting(subject))
     if length < min(_LEAST_TOKENS, force - _ANSWER_TOKENS):
         runner.close()
-        raise SectionSkipped(f"Neither time nor memory is left for {_LEAST_TOKENS:,} tokens.")
+        raise UncheckedError(f"Neither time nor memory is left for {_LEAST_TOKENS:,} tokens.")
     missed = [
         place for place in _PLACES if not _finds(subject, runner, _prompt(subject, length, place))
     ]

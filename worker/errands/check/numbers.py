@@ -14,7 +14,13 @@ from protocol.model_files import encoder_of
 from worker.errands.check.files import listed
 from worker.errands.check.loss import TooSlowError
 from worker.errands.check.search import UNUSUAL_LOSS, Search
-from worker.errands.check.subject import Findings, InvalidNumbersError, Subject, Teller
+from worker.errands.check.subject import (
+    Findings,
+    InvalidNumbersError,
+    Subject,
+    Teller,
+    UncheckedError,
+)
 from worker.errands.check.suspects import (
     PULL,
     foreign_finding,
@@ -51,7 +57,9 @@ def check_the_numbers(subject: Subject) -> Findings:
         search = Search(subject, figures)
     except TooSlowError:
         yield from _outliers_alone(figures, model)
-        return f"{len(figures)} matrices were looked at; this device is too slow for a text."
+        raise UncheckedError(
+            f"{len(figures)} matrices were looked at; this device is too slow for a text."
+        ) from None
     if all(matrix.layer is None for matrix in random):
         yield from search.findings()
     if not search.explained and not random:

@@ -12,7 +12,7 @@ from worker.engines.decoding import Caches
 from worker.engines.room import CacheRoom, measure
 from worker.engines.sequence import Engine, Sequence, Token
 from worker.engines.sequential import SequentialEngine
-from worker.errands.check.subject import InvalidNumbersError, SectionSkipped, Subject
+from worker.errands.check.subject import InvalidNumbersError, Subject, UncheckedError
 from worker.mlx_lm.batching_trial import try_batching
 from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
@@ -69,7 +69,7 @@ class Runner:
 
         Raises:
             InvalidNumbersError
-            SectionSkipped: the check's time is over.
+            UncheckedError: the check's time is over.
         """
         names = [f"check-{next(_names)}" for _ in prompts]
         got: dict[str, list[Token]] = {name: [] for name in names}
@@ -93,7 +93,7 @@ class Runner:
             if any(not spoilt.goes_on for spoilt in self._engine.collect_spoilt()):
                 raise InvalidNumbersError
             if self._subject.left_s < -_GRACE_S:
-                raise SectionSkipped("The time was over before the answers were.")
+                raise UncheckedError("The time was over before the answers were.")
         return [_answer(got[name]) for name in names]
 
     def close(self) -> None:

@@ -37,6 +37,10 @@ class SectionSkipped(Exception):
     """A section has nothing to look at. The text says why, as a sentence."""
 
 
+class UncheckedError(SectionSkipped):
+    """Time or memory were too short for a section, which had something to look at."""
+
+
 class InvalidNumbersError(Exception):
     """The model's numbers aren't finite, or are all the same. Nothing more can be asked of it."""
 

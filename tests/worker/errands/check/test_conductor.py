@@ -63,7 +63,8 @@ def test_a_model_that_cannot_be_loaded_gets_its_other_findings(tmp_path: Path) -
 
 
 def test_without_memory_the_weights_are_not_read() -> None:
-    sections = sections_of(answers_to(CheckModel(str(DEMO), limit_bytes=1000)))
+    answers = answers_to(CheckModel(str(DEMO), limit_bytes=1000))
+    sections = sections_of(answers)
     assert [name for name, done in sections.items() if done.ran] == [
         "files",
         "tokenizer",
@@ -71,6 +72,9 @@ def test_without_memory_the_weights_are_not_read() -> None:
         "parser",
     ]
     assert "no room for the weights" in sections["numbers"].summary
+    unchecked = answers[-2]
+    assert isinstance(unchecked, CheckFinding)
+    assert "Left out: numbers, stop, ways, context, vectors, speed" in unchecked.evidence
 
 
 def test_a_name_without_a_model_is_a_fault() -> None:
