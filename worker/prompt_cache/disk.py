@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, NamedTuple
 
 import mlx.core as mx
@@ -50,7 +50,17 @@ _NEWS: Final = 0.25
 _LEAST_BYTES: Final = 1_000_000
 _LEAST_TOKENS: Final = 64
 _LENGTH_BYTES: Final = 4
-_WRITER: Final = f"Bulkhead {version('mlx-bulkhead')} with MLX {version('mlx')}"
+
+
+def _writer() -> str:
+    try:
+        own = version("mlx-bulkhead")
+    except PackageNotFoundError:
+        own = "unknown"  # It runs from its sources.
+    return f"Bulkhead {own} with MLX {version('mlx')}"
+
+
+_WRITER: Final = _writer()
 
 
 class Disk:

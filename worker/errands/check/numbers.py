@@ -33,6 +33,11 @@ from worker.errands.check.weights import MatrixFigures, matrices
 
 TELL: Final = Teller("numbers")
 _BROKEN_LOSS: Final = 6.5
+# Weights are random as a whole if more matrices than this share are.
+_WHOLE: Final = 0.9
+# The rows of a narrower model differ little, and such a model knows too little to be judged by a
+# text that it wasn't trained with.
+_LEAST_WIDTH: Final = 256
 
 
 def check_the_numbers(subject: Subject) -> Findings:
@@ -48,7 +53,8 @@ def check_the_numbers(subject: Subject) -> Findings:
     width = int(subject.text_config.get("hidden_size") or 0)
     figures = list(matrices(model, width))
     random = [matrix for matrix in figures if matrix.is_random]
-    if random:
+    is_narrow = 0 < width < _LEAST_WIDTH
+    if random and (not is_narrow or len(random) > _WHOLE * len(figures)):
         yield _random(random, len(figures))
     if encoder_of(subject.config) is not None or subject.loaded.is_headless:
         yield from _outliers_alone(figures, model)
@@ -60,9 +66,9 @@ def check_the_numbers(subject: Subject) -> Findings:
         raise UncheckedError(
             f"{len(figures)} matrices were looked at; this device is too slow for a text."
         ) from None
-    if all(matrix.layer is None for matrix in random):
+    if not is_narrow and all(matrix.layer is None for matrix in random):
         yield from search.findings()
-    if not search.explained and not random:
+    if not search.explained and not random and not is_narrow:
         yield from _unusual(search.text.base, search.text.highest, subject)
     return (
         f"{len(figures)} matrices; a plain text costs {search.text.base:.2f} nats a token, of "
@@ -80,7 +86,7 @@ def _not_finite(model: Any) -> list[str]:
 
 def _random(random: list[MatrixFigures], count: int) -> CheckFinding:
     share = len(random) / count
-    what = "The weights are random." if share > 0.9 else "A part of the weights is random."
+    what = "The weights are random." if share > _WHOLE else "A part of the weights is random."
     first = random[0]
     return TELL.fault(
         what,

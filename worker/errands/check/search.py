@@ -46,6 +46,8 @@ _LEAST_GAIN: Final = 0.05
 # search.
 _LEAST_SHARE: Final = 0.3
 _ENOUGH: Final = 0.9
+# A repaired model knows the text at least so well, as a share of what a token costs by chance.
+_KNOWN: Final = 0.85
 # A repair of one layer may change less: rounding changes much less.
 _LEAST_LAYER_GAIN: Final = 0.01
 _MOST_TRIED: Final = 12
@@ -128,7 +130,9 @@ class Search:
         gain a little by chance.
         """
         above = max(0.0, self.text.base - _USUAL_LOSS)
-        least, enough = _LEAST_GAIN + _LEAST_SHARE * above, above * _ENOUGH
+        known = _KNOWN * math.log(self._subject.loaded.vocabulary)
+        least = max(_LEAST_GAIN + _LEAST_SHARE * above, self.text.base - known)
+        enough = above * _ENOUGH
         best: tuple[Repair, float] | None = None
         for repair in repairs:
             if self._subject.left_s < self._until_s:

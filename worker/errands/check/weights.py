@@ -16,8 +16,9 @@ import numpy as np
 
 # The number of a layer in the name of a module.
 _LAYER: Final = re.compile(r"\b(layers?|h|blocks)\.(\d+)\.")
-# Rows of random numbers have nearly the same norm, and those of trained weights don't.
-_RANDOM: Final = (0.7, 1.3)
+# Rows of random numbers have nearly the same norm, and those of trained weights don't. The spread
+# is 1 for normal numbers, and 0.63 for uniform ones.
+_RANDOM: Final = (0.55, 1.3)
 _LEAST_SIDE: Final = 64
 # How many layers on each side a layer is compared with.
 _NEAR: Final = 2
