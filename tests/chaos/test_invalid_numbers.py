@@ -136,7 +136,7 @@ def _is_right(stream: Stream, whole: Stream) -> bool:
 class World:
     """A gateway, whose numbers go wrong one after another."""
 
-    def __init__(self, gateway: Gateway, folder: Path, seed: int) -> None:
+    def __init__(self, gateway: Gateway, folder: Path, seed: int | str) -> None:
         self.gateway = gateway
         self.draws = random.Random(seed)
         self.errors = 0
@@ -194,7 +194,8 @@ class World:
 def test_no_wrong_number_becomes_an_answer(
     kind: str, gateway: Gateway, folder: Path, seed: int
 ) -> None:
-    world = World(gateway, folder, seed)
+    # Another kind's prompt would be stored already.
+    world = World(gateway, folder, f"{seed} {kind}")
     world.plant(kind)
     assert world.errors == 0
     assert gateway.model()["state"] == "ready"
