@@ -31,7 +31,8 @@ Section: TypeAlias = Literal[
 Severity: TypeAlias = Literal["fault", "warning", "note"]
 # Who can heal it: the model's author, the maker of this conversion, or Bulkhead.
 Owner: TypeAlias = Literal["model", "conversion", "bulkhead"]
-Verdict: TypeAlias = Literal["ok", "warnings", "faults"]
+# incomplete: nothing wrong was found, but time or memory were too short for a section.
+Verdict: TypeAlias = Literal["ok", "incomplete", "warnings", "faults"]
 
 
 class CheckModel(Struct, frozen=True):
@@ -81,7 +82,7 @@ class SectionDone(CheckAnswer, frozen=True, tag="section"):
 
 
 class Checked(CheckAnswer, frozen=True, tag="checked"):
-    """The last answer. "ok": there may be notes, but no fault and no warning."""
+    """The last answer. "ok" and "incomplete": there may be notes, but no fault and no warning."""
 
     verdict: Verdict
     faults: int

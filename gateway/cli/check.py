@@ -28,7 +28,16 @@ from gateway.models.check_reports import CheckReport
 from protocol.check import Owner, SectionDone, Severity, Verdict
 
 # As of doctor: statuses 2 to 4 have the same meaning in every verb.
-EXIT_STATUS: Final[dict[Verdict, int]] = {"ok": 0, "warnings": 5, "faults": 1}
+EXIT_STATUS: Final[dict[Verdict, int]] = {
+    "ok": 0,
+    "incomplete": 5,
+    "warnings": 5,
+    "faults": 1,
+}
+_NOTHING_WRONG: Final[dict[Verdict | None, str]] = {
+    "ok": "Nothing wrong was found",
+    "incomplete": "Nothing wrong was found, but not everything was checked",
+}
 _STYLES: Final[dict[Severity, str]] = {"fault": "bold red", "warning": "yellow", "note": "cyan"}
 _OWNERS: Final[dict[Owner, str]] = {
     "model": "the model's",
@@ -48,7 +57,8 @@ def check_command(gateway: GatewayClient, *, model: str, as_json: bool) -> None:
     minute, and nothing is unloaded for that. Each finding says what is wrong, with evidence and a
     remedy, and whether the fault is the model's, its conversion's or Bulkhead's. Ctrl-C cancels.
 
-    Ends with status 0 if nothing is wrong, 5 if there are warnings, 1 if there are faults.
+    Ends with status 0 if nothing is wrong, 5 if there are warnings or time or memory were too
+    short to check everything, 1 if there are faults.
     """
     report = _report(gateway, model, quiet=as_json)
     if report.verdict is None:
@@ -147,7 +157,7 @@ def _print_findings(report: CheckReport) -> None:
         if finding.remedy:
             print_marked(console, Text(""), f"-> {finding.remedy}")
     found = f"{plural(report.faults, 'fault')}, {plural(report.warnings, 'warning')}"
-    result = "Nothing wrong was found" if report.verdict == "ok" else found
+    result = _NOTHING_WRONG.get(report.verdict, found)
     left_out = ", ".join(section.section for section in report.sections if not section.ran)
     rest = f" Left out: {left_out}." if left_out else ""
     console.print(Text(printable(f"{report.model}: {result}.{rest}")))

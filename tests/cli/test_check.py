@@ -13,8 +13,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gateway.cli import main
+from gateway.cli.check import EXIT_STATUS, _print_findings
 from gateway.cli.model_table import check_result
-from gateway.models.check_reports import CheckStatus
+from gateway.models.check_reports import CheckReport, CheckStatus
+from protocol.check import SectionDone
 from tests.cli.terminal import bulkhead, started
 from tests.support.gateway import START_S, Gateway, eventually
 from tests.support.shapes import DEMO
@@ -39,6 +41,7 @@ def gateway(shardless: Path) -> Iterator[Gateway]:
 def test_result_of_a_check_in_two_words() -> None:
     assert check_result(None) == "-"
     assert check_result(CheckStatus("faults", 0.0, 2, 1)) == "faults"
+    assert check_result(CheckStatus("incomplete", 0.0, 0, 0)) == "incomplete"
     assert check_result(CheckStatus("ok", 0.0, 0, 0, stale=True)) == "ok, stale"
 
 
@@ -112,3 +115,17 @@ def test_result_of_a_check_without_a_gateway_stays(
     assert (heading.split()[-1], row.split()[-1]) == ("check", "faults")
     assert "check          faults" in invoke("show", "mine").stdout
     assert invoke("check", "/nowhere/at/all").exit_code == 4
+
+
+def test_a_check_that_left_sections_out_does_not_look_like_a_clean_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    left_out = SectionDone("numbers", 0.0, ran=False, summary="No time was left.")
+    report = CheckReport(
+        model="m", source="m", verdict="incomplete", sections=(left_out,), started_at=0.0
+    )
+    _print_findings(report)
+    assert capsys.readouterr().out == (
+        "m: Nothing wrong was found, but not everything was checked. Left out: numbers.\n"
+    )
+    assert EXIT_STATUS["incomplete"] == 5

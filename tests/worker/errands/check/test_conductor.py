@@ -73,7 +73,10 @@ def test_without_memory_the_weights_are_not_read() -> None:
     assert "no room for the weights" in sections["numbers"].summary
     unchecked = answers[-2]
     assert isinstance(unchecked, CheckFinding)
-    assert "Left out: numbers, stop, ways, context, vectors, speed" in unchecked.evidence
+    assert "Left out: numbers, stop, ways, context, speed" in unchecked.evidence
+    assert sections["vectors"].summary == "It doesn't concern this model."
+    assert isinstance(answers[-1], Checked)
+    assert answers[-1].verdict == "incomplete"
 
 
 def test_a_name_without_a_model_is_a_fault() -> None:
