@@ -14,6 +14,11 @@ from msgspec import Struct
 # Beside its weights a check takes the states and logits of some hundred tokens.
 BESIDE_BYTES: Final = 1 << 30
 
+# A check has this time, unless its order names more or less within the bounds.
+CHECK_S: Final = 60.0
+SHORTEST_CHECK_S: Final = 10
+LONGEST_CHECK_S: Final = 3600
+
 # In the order in which they run. Those before "numbers" read no weights.
 Section: TypeAlias = Literal[
     "files",
@@ -47,7 +52,7 @@ class CheckModel(Struct, frozen=True):
     source: str
     adapter: str | None = None
     draft: str | None = None
-    seconds: float = 60.0
+    seconds: float = CHECK_S
     context_tokens: int | None = None
     kv_bits: int | None = None
     limit_bytes: int | None = None

@@ -25,7 +25,15 @@ from gateway.cli.output import (
 )
 from gateway.http.wire.command_bodies import CheckOptions
 from gateway.models.check_reports import CheckReport
-from protocol.check import Owner, SectionDone, Severity, Verdict
+from protocol.check import (
+    CHECK_S,
+    LONGEST_CHECK_S,
+    SHORTEST_CHECK_S,
+    Owner,
+    SectionDone,
+    Severity,
+    Verdict,
+)
 
 # As of doctor: statuses 2 to 4 have the same meaning in every verb.
 EXIT_STATUS: Final[dict[Verdict, int]] = {
@@ -39,6 +47,7 @@ _NOTHING_WRONG: Final[dict[Verdict | None, str]] = {
     "incomplete": "Nothing wrong was found, but not everything was checked",
 }
 _STYLES: Final[dict[Severity, str]] = {"fault": "bold red", "warning": "yellow", "note": "cyan"}
+_WORST_FIRST: Final[dict[Severity, int]] = {"fault": 0, "warning": 1, "note": 2}
 _OWNERS: Final[dict[Owner, str]] = {
     "model": "the model's",
     "conversion": "the conversion's",
@@ -48,9 +57,16 @@ _OWNERS: Final[dict[Owner, str]] = {
 
 @click.command("check")
 @model_argument
+@click.option(
+    "--seconds",
+    type=click.FloatRange(SHORTEST_CHECK_S, LONGEST_CHECK_S),
+    default=CHECK_S,
+    show_default=True,
+    help="The time of the check; the load of the model comes on top.",
+)
 @json_option
 @asks_gateway
-def check_command(gateway: GatewayClient, *, model: str, as_json: bool) -> None:
+def check_command(gateway: GatewayClient, *, model: str, seconds: float, as_json: bool) -> None:
     """Check whether a model is whole, and computes and answers as it should.
 
     MODEL is an id, a repository or a folder. A process beside those that serve loads it for a
@@ -60,7 +76,7 @@ def check_command(gateway: GatewayClient, *, model: str, as_json: bool) -> None:
     Ends with status 0 if nothing is wrong, 5 if there are warnings or time or memory were too
     short to check everything, 1 if there are faults.
     """
-    report = _report(gateway, model, quiet=as_json)
+    report = _report(gateway, model, seconds, quiet=as_json)
     if report.verdict is None:
         raise CommandError(report.reason or f"The check was {report.state}.")
     if as_json:
@@ -70,29 +86,29 @@ def check_command(gateway: GatewayClient, *, model: str, as_json: bool) -> None:
     raise click.exceptions.Exit(EXIT_STATUS[report.verdict])
 
 
-def _report(gateway: GatewayClient, model: str, *, quiet: bool) -> CheckReport:
+def _report(gateway: GatewayClient, model: str, seconds: float, *, quiet: bool) -> CheckReport:
     """The report of the gateway, or for a folder that it doesn't list, of a temporary one."""
     try:
-        return _checked(gateway, model, quiet=quiet)
+        return _checked(gateway, model, seconds, quiet=quiet)
     except NoSuchModelError:
         source = None if names_gateway() else located(model)
         if source is None:
             raise
     try:
         # The gateway may know the absolute path.
-        return _checked(gateway, source, quiet=quiet)
+        return _checked(gateway, source, seconds, quiet=quiet)
     except NoSuchModelError:
         with folder_gateway(source) as temporary:
-            return replace(_checked(temporary, FOLDER_ID, quiet=quiet), model=model)
+            return replace(_checked(temporary, FOLDER_ID, seconds, quiet=quiet), model=model)
 
 
-def _checked(gateway: GatewayClient, model: str, *, quiet: bool) -> CheckReport:
+def _checked(gateway: GatewayClient, model: str, seconds: float, *, quiet: bool) -> CheckReport:
     """Check a model, and print each section when it ends, unless `quiet`."""
     root = "/" if model.startswith("/") else ""
     path = f"/admin/v1/models/{root}{quoted(model.removeprefix('/'), model)}/check"
     with (
         _cancelled_by_interrupt(gateway, path),
-        gateway.stream("POST", path, CheckOptions(stream=True)) as events,
+        gateway.stream("POST", path, CheckOptions(stream=True, seconds=seconds)) as events,
     ):
         reports = (
             gateway.read(event.data, CheckReport) for event in events if event.kind == "check"
@@ -148,7 +164,7 @@ def _section_line(section: SectionDone) -> Text:
 
 def _print_findings(report: CheckReport) -> None:
     console = stdout_console()
-    for finding in report.findings:
+    for finding in sorted(report.findings, key=lambda finding: _WORST_FIRST[finding.severity]):
         print_marked(
             console,
             Text(finding.severity, _STYLES[finding.severity]),

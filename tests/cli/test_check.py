@@ -16,7 +16,7 @@ from gateway.cli import main
 from gateway.cli.check import EXIT_STATUS, _print_findings
 from gateway.cli.model_table import check_result
 from gateway.models.check_reports import CheckReport, CheckStatus
-from protocol.check import SectionDone
+from protocol.check import CheckFinding, SectionDone, Severity
 from tests.cli.terminal import bulkhead, started
 from tests.support.gateway import START_S, Gateway, eventually
 from tests.support.shapes import DEMO
@@ -129,3 +129,17 @@ def test_a_check_that_left_sections_out_does_not_look_like_a_clean_one(
         "m: Nothing wrong was found, but not everything was checked. Left out: numbers.\n"
     )
     assert EXIT_STATUS["incomplete"] == 5
+
+
+def test_faults_are_printed_before_warnings_before_notes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    severities: tuple[Severity, ...] = ("note", "warning", "fault", "note", "fault")
+    findings = tuple(
+        CheckFinding("files", severity, f"What {number}.", "Seen.", "", "model")
+        for number, severity in enumerate(severities)
+    )
+    report = CheckReport(model="m", source="m", verdict="faults", findings=findings, started_at=0.0)
+    _print_findings(report)
+    lines = capsys.readouterr().out.splitlines()[:-1]
+    assert [line.split("What ")[1][0] for line in lines] == ["2", "4", "1", "0", "3"]

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from protocol.check import (
     BESIDE_BYTES,
+    LONGEST_CHECK_S,
     Checked,
     CheckFinding,
     CheckModel,
@@ -41,6 +42,9 @@ from worker.errands.check.ways import check_the_ways
 from worker.load.files import find_folder
 from worker.load.loading import is_headless
 from worker.system.errors import ModelError, one_sentence
+
+# Enough for most models.
+_MORE_S: Final = 600
 
 
 class _Part(NamedTuple):
@@ -149,10 +153,17 @@ class _Conductor:
             finding = Teller(self._unchecked[0]).remark(
                 "Not everything was checked: time or memory were too short.",
                 f"The check has {self._order.seconds:g} s. Left out: {', '.join(self._unchecked)}.",
-                "Check again while the machine is idle.",
+                self._remedy(),
                 "bulkhead",
             )
             self._answer(finding)
+
+    def _remedy(self) -> str:
+        """How the sections that were left out can be checked."""
+        seconds = min(max(_MORE_S, 2 * self._order.seconds), LONGEST_CHECK_S)
+        if self._unloadable or seconds <= self._order.seconds:
+            return "Check again while the machine is idle."
+        return f"Give it more time: bulkhead check {self._order.source} --seconds {seconds:g}"
 
     def _findings_of(self, part: _Part, subject: Subject) -> str:
         findings = part.run(subject)

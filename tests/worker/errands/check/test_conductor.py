@@ -84,3 +84,12 @@ def test_a_name_without_a_model_is_a_fault() -> None:
     assert isinstance(finding, CheckFinding)
     assert isinstance(checked, Checked)
     assert checked.verdict == "faults"
+
+
+def test_a_check_without_time_says_how_to_give_it_more() -> None:
+    answers = answers_to(CheckModel(str(DEMO), seconds=0.01))
+    note, checked = answers[-2:]
+    assert isinstance(note, CheckFinding)
+    assert isinstance(checked, Checked)
+    assert note.remedy == f"Give it more time: bulkhead check {DEMO} --seconds 600"
+    assert checked.verdict == "incomplete"
