@@ -93,3 +93,18 @@ def test_a_check_without_time_says_how_to_give_it_more() -> None:
     assert isinstance(checked, Checked)
     assert note.remedy == f"Give it more time: bulkhead check {DEMO} --seconds 600"
     assert checked.verdict == "incomplete"
+
+
+def test_a_configuration_that_cannot_be_read_is_one_fault(tmp_path: Path) -> None:
+    folder = planted.linked(DEMO, tmp_path / "model")
+    planted.write(folder / "config.json", "garbage")
+    answers = answers_to(CheckModel(str(folder)))
+    findings = [item for item in answers if isinstance(item, CheckFinding)]
+    assert [(item.section, item.severity, item.owner) for item in findings] == [
+        ("files", "fault", "conversion")
+    ]
+    assert "config.json can't be read" in findings[0].evidence
+    skipped = {name: done.summary for name, done in sections_of(answers).items() if not done.ran}
+    assert {skipped[name] for name in ("tokenizer", "template", "parser")} == {
+        "config.json can't be read."
+    }
