@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import Final
 
@@ -69,7 +70,8 @@ _OWNERS: Final[dict[Owner, str]] = {
 def check_command(gateway: GatewayClient, *, model: str, seconds: float, as_json: bool) -> None:
     """Check whether a model is whole, and computes and answers as it should.
 
-    MODEL is an id, a repository or a folder. A process beside those that serve loads it for a
+    MODEL is an id, a repository or a folder; a folder that the gateway doesn't list is checked
+    without --url and BULKHEAD_URL. A process beside those that serve loads it for a
     minute, and nothing is unloaded for that. Each finding says what is wrong, with evidence and a
     remedy, and whether the fault is the model's, its conversion's or Bulkhead's. Ctrl-C cancels.
 
@@ -90,16 +92,29 @@ def _report(gateway: GatewayClient, model: str, seconds: float, *, quiet: bool) 
     """The report of the gateway, or for a folder that it doesn't list, of a temporary one."""
     try:
         return _checked(gateway, model, seconds, quiet=quiet)
-    except NoSuchModelError:
+    except NoSuchModelError as error:
         source = None if names_gateway() else located(model)
         if source is None:
-            raise
+            raise NoSuchModelError(_folder_unchecked(model) or error.message) from None
     try:
         # The gateway may know the absolute path.
         return _checked(gateway, source, seconds, quiet=quiet)
     except NoSuchModelError:
         with folder_gateway(source) as temporary:
             return replace(_checked(temporary, FOLDER_ID, seconds, quiet=quiet), model=model)
+
+
+def _folder_unchecked(model: str) -> str:
+    """Why the folder of this machine with this name isn't checked; empty: there is no folder."""
+    folder = os.path.expanduser(model)  # noqa: PTH111 - Path.expanduser may raise.
+    if not os.path.isdir(folder):  # noqa: PTH112 - Path.is_dir may raise.
+        return ""
+    if names_gateway():
+        return (
+            f"The gateway doesn't list {model}: a folder of this machine is checked without --url "
+            "and BULKHEAD_URL."
+        )
+    return f"The folder {model} is there, but holds no model: it has no config.json."
 
 
 def _checked(gateway: GatewayClient, model: str, seconds: float, *, quiet: bool) -> CheckReport:

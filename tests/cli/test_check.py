@@ -75,6 +75,13 @@ def test_an_unknown_model_has_a_status_of_its_own(gateway: Gateway) -> None:
 
 
 @pytest.mark.slow
+def test_a_folder_is_not_checked_by_a_gateway_that_is_named(gateway: Gateway) -> None:
+    done = bulkhead("check", str(DEMO.parent), url=gateway.url)
+    assert done.returncode == 4
+    assert "is checked without --url and BULKHEAD_URL." in done.stderr
+
+
+@pytest.mark.slow
 def test_interrupt_cancels_the_check(gateway: Gateway) -> None:
     def runs() -> bool:
         return gateway.client.get("/admin/v1/models/demo/check").status_code == 200
@@ -115,6 +122,11 @@ def test_result_of_a_check_without_a_gateway_stays(
     assert (heading.split()[-1], row.split()[-1]) == ("check", "faults")
     assert "check          faults" in invoke("show", "mine").stdout
     assert invoke("check", "/nowhere/at/all").exit_code == 4
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    refused = invoke("check", str(empty))
+    assert refused.exit_code == 4
+    assert f"The folder {empty} is there, but holds no model" in refused.stderr
 
 
 def test_a_check_that_left_sections_out_does_not_look_like_a_clean_one(
