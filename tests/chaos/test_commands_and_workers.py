@@ -10,8 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gateway.memory.admission_round import OVERGROWN_S
-from gateway.memory.loans import RECALL_S
+from gateway.memory.admission_round import OVERGROWN_S, RECALL_S
 from tests.chaos.test_loans import CONFIG as LOANS
 from tests.chaos.test_loans import Load
 from tests.support import shapes

@@ -12,7 +12,7 @@ from textwrap import indent
 import httpx
 import pytest
 
-from gateway.memory.loans import RECALL_S
+from gateway.memory.admission_round import RECALL_S
 from tests.support import faults, shapes
 from tests.support.gateway import START_S, Gateway, eventually
 from tests.support.held import Sampler

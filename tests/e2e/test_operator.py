@@ -95,6 +95,12 @@ def test_status_has_every_field(gateway: Gateway) -> None:
         "guesses",
         "sharers",
         "command",
+        "cache_proof",
+        "invalid_outputs",
+        "plain",
+        "looped_answers",
+        "repetition_stops",
+        "check",
     }
     assert set(model["worker"]) == {
         "pid",

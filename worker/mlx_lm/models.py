@@ -25,6 +25,8 @@ Classes: TypeAlias = Callable[[dict[str, Any]], tuple[type, Any]]
 # This number is added to attention scores to mask padding. The least number of half precision is
 # -65,504.
 MASKED: Final = -30000.0
+# The attribute of a scaled rotary embedding that has its frequencies, (width / 2,).
+FREQUENCIES: Final = "_freqs"
 # The names that architectures give to the model without its head.
 _TRUNKS: Final = ("model", "backbone", "transformer")
 # The head that makes logits, by the names of its weights. With a bias it isn't the embedding.

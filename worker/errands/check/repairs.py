@@ -13,6 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from protocol.check import Owner
+from worker.mlx_lm.models import FREQUENCIES
 
 _BASES: Final = (10.0, 0.1)
 # Pairs of modules that have the same shapes, and that conversions mix up.
@@ -127,7 +128,7 @@ def rotations(model: Any) -> list[Any]:
         module
         for _, module in model.named_modules()
         if isinstance(getattr(module, "base", None), int | float)
-        or isinstance(getattr(module, "_freqs", None), mx.array)
+        or isinstance(getattr(module, FREQUENCIES, None), mx.array)
     ]
 
 
@@ -149,11 +150,11 @@ def _bases(model: Any) -> Iterator[Repair]:
 def _rotated(turning: list[Any], factor: float) -> AbstractContextManager[None]:
     changes = []
     for module in turning:
-        freqs = getattr(module, "_freqs", None)
-        if isinstance(freqs, mx.array):
-            count = freqs.shape[0]
+        frequencies = getattr(module, FREQUENCIES, None)
+        if isinstance(frequencies, mx.array):
+            count = frequencies.shape[0]
             powers = mx.arange(count, dtype=mx.float32) / count
-            changes.append(replaced(module, "_freqs", freqs * factor**powers))
+            changes.append(replaced(module, FREQUENCIES, frequencies * factor**powers))
         else:
             changes.append(replaced(module, "base", module.base * factor))
     return all_of(changes)
