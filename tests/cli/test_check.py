@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from gateway.cli import main
 from gateway.cli.check import EXIT_STATUS, _print_findings
 from gateway.cli.model_table import check_result
+from gateway.cli.pull import PullReading, _remark_on_check
 from gateway.models.check_reports import CheckReport, CheckStatus
 from protocol.check import CheckFinding, SectionDone, Severity
 from tests.cli.terminal import bulkhead, started
@@ -155,3 +156,12 @@ def test_faults_are_printed_before_warnings_before_notes(
     _print_findings(report)
     lines = capsys.readouterr().out.splitlines()[:-1]
     assert [line.split("What ")[1][0] for line in lines] == ["2", "4", "1", "0", "3"]
+
+
+def test_a_pull_tells_that_its_check_left_sections_out() -> None:
+    check = CheckStatus("incomplete", 0.0, 0, 0)
+    told = _remark_on_check(
+        PullReading(id="1", model="a/b", state="done", offered_as="b", check=check)
+    )
+    assert told is not None
+    assert "not everything was checked: see `bulkhead check b`" in told
