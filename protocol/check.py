@@ -14,6 +14,11 @@ from msgspec import Struct
 # Beside its weights a check takes the states and logits of some hundred tokens.
 BESIDE_BYTES: Final = 1 << 30
 
+# A check has this time, unless its order names more or less within the bounds.
+CHECK_S: Final = 60.0
+SHORTEST_CHECK_S: Final = 10
+LONGEST_CHECK_S: Final = 3600
+
 # In the order in which they run. Those before "numbers" read no weights.
 Section: TypeAlias = Literal[
     "files",
@@ -31,7 +36,8 @@ Section: TypeAlias = Literal[
 Severity: TypeAlias = Literal["fault", "warning", "note"]
 # Who can heal it: the model's author, the maker of this conversion, or Bulkhead.
 Owner: TypeAlias = Literal["model", "conversion", "bulkhead"]
-Verdict: TypeAlias = Literal["ok", "warnings", "faults"]
+# incomplete: nothing wrong was found, but time or memory were too short for a section.
+Verdict: TypeAlias = Literal["ok", "incomplete", "warnings", "faults"]
 
 
 class CheckModel(Struct, frozen=True):
@@ -46,7 +52,7 @@ class CheckModel(Struct, frozen=True):
     source: str
     adapter: str | None = None
     draft: str | None = None
-    seconds: float = 60.0
+    seconds: float = CHECK_S
     context_tokens: int | None = None
     kv_bits: int | None = None
     limit_bytes: int | None = None
@@ -81,7 +87,7 @@ class SectionDone(CheckAnswer, frozen=True, tag="section"):
 
 
 class Checked(CheckAnswer, frozen=True, tag="checked"):
-    """The last answer. "ok": there may be notes, but no fault and no warning."""
+    """The last answer. "ok" and "incomplete": there may be notes, but no fault and no warning."""
 
     verdict: Verdict
     faults: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import Final
 
@@ -25,11 +26,29 @@ from gateway.cli.output import (
 )
 from gateway.http.wire.command_bodies import CheckOptions
 from gateway.models.check_reports import CheckReport
-from protocol.check import Owner, SectionDone, Severity, Verdict
+from protocol.check import (
+    CHECK_S,
+    LONGEST_CHECK_S,
+    SHORTEST_CHECK_S,
+    Owner,
+    SectionDone,
+    Severity,
+    Verdict,
+)
 
 # As of doctor: statuses 2 to 4 have the same meaning in every verb.
-EXIT_STATUS: Final[dict[Verdict, int]] = {"ok": 0, "warnings": 5, "faults": 1}
+EXIT_STATUS: Final[dict[Verdict, int]] = {
+    "ok": 0,
+    "incomplete": 5,
+    "warnings": 5,
+    "faults": 1,
+}
+_NOTHING_WRONG: Final[dict[Verdict | None, str]] = {
+    "ok": "Nothing wrong was found",
+    "incomplete": "Nothing wrong was found, but not everything was checked",
+}
 _STYLES: Final[dict[Severity, str]] = {"fault": "bold red", "warning": "yellow", "note": "cyan"}
+_WORST_FIRST: Final[dict[Severity, int]] = {"fault": 0, "warning": 1, "note": 2}
 _OWNERS: Final[dict[Owner, str]] = {
     "model": "the model's",
     "conversion": "the conversion's",
@@ -39,18 +58,27 @@ _OWNERS: Final[dict[Owner, str]] = {
 
 @click.command("check")
 @model_argument
+@click.option(
+    "--seconds",
+    type=click.FloatRange(SHORTEST_CHECK_S, LONGEST_CHECK_S),
+    default=CHECK_S,
+    show_default=True,
+    help="The time of the check; the load of the model comes on top.",
+)
 @json_option
 @asks_gateway
-def check_command(gateway: GatewayClient, *, model: str, as_json: bool) -> None:
+def check_command(gateway: GatewayClient, *, model: str, seconds: float, as_json: bool) -> None:
     """Check whether a model is whole, and computes and answers as it should.
 
-    MODEL is an id, a repository or a folder. A process beside those that serve loads it for a
+    MODEL is an id, a repository or a folder; a folder that the gateway doesn't list is checked
+    without --url and BULKHEAD_URL. A process beside those that serve loads it for a
     minute, and nothing is unloaded for that. Each finding says what is wrong, with evidence and a
     remedy, and whether the fault is the model's, its conversion's or Bulkhead's. Ctrl-C cancels.
 
-    Ends with status 0 if nothing is wrong, 5 if there are warnings, 1 if there are faults.
+    Ends with status 0 if nothing is wrong, 5 if there are warnings or time or memory were too
+    short to check everything, 1 if there are faults.
     """
-    report = _report(gateway, model, quiet=as_json)
+    report = _report(gateway, model, seconds, quiet=as_json)
     if report.verdict is None:
         raise CommandError(report.reason or f"The check was {report.state}.")
     if as_json:
@@ -60,29 +88,42 @@ def check_command(gateway: GatewayClient, *, model: str, as_json: bool) -> None:
     raise click.exceptions.Exit(EXIT_STATUS[report.verdict])
 
 
-def _report(gateway: GatewayClient, model: str, *, quiet: bool) -> CheckReport:
+def _report(gateway: GatewayClient, model: str, seconds: float, *, quiet: bool) -> CheckReport:
     """The report of the gateway, or for a folder that it doesn't list, of a temporary one."""
     try:
-        return _checked(gateway, model, quiet=quiet)
-    except NoSuchModelError:
+        return _checked(gateway, model, seconds, quiet=quiet)
+    except NoSuchModelError as error:
         source = None if names_gateway() else located(model)
         if source is None:
-            raise
+            raise NoSuchModelError(_folder_unchecked(model) or error.message) from None
     try:
         # The gateway may know the absolute path.
-        return _checked(gateway, source, quiet=quiet)
+        return _checked(gateway, source, seconds, quiet=quiet)
     except NoSuchModelError:
         with folder_gateway(source) as temporary:
-            return replace(_checked(temporary, FOLDER_ID, quiet=quiet), model=model)
+            return replace(_checked(temporary, FOLDER_ID, seconds, quiet=quiet), model=model)
 
 
-def _checked(gateway: GatewayClient, model: str, *, quiet: bool) -> CheckReport:
+def _folder_unchecked(model: str) -> str:
+    """Why the folder of this machine with this name isn't checked; empty: there is no folder."""
+    folder = os.path.expanduser(model)  # noqa: PTH111 - Path.expanduser may raise.
+    if not os.path.isdir(folder):  # noqa: PTH112 - Path.is_dir may raise.
+        return ""
+    if names_gateway():
+        return (
+            f"The gateway doesn't list {model}: a folder of this machine is checked without --url "
+            "and BULKHEAD_URL."
+        )
+    return f"The folder {model} is there, but holds no model: it has no config.json."
+
+
+def _checked(gateway: GatewayClient, model: str, seconds: float, *, quiet: bool) -> CheckReport:
     """Check a model, and print each section when it ends, unless `quiet`."""
     root = "/" if model.startswith("/") else ""
     path = f"/admin/v1/models/{root}{quoted(model.removeprefix('/'), model)}/check"
     with (
         _cancelled_by_interrupt(gateway, path),
-        gateway.stream("POST", path, CheckOptions(stream=True)) as events,
+        gateway.stream("POST", path, CheckOptions(stream=True, seconds=seconds)) as events,
     ):
         reports = (
             gateway.read(event.data, CheckReport) for event in events if event.kind == "check"
@@ -138,7 +179,7 @@ def _section_line(section: SectionDone) -> Text:
 
 def _print_findings(report: CheckReport) -> None:
     console = stdout_console()
-    for finding in report.findings:
+    for finding in sorted(report.findings, key=lambda finding: _WORST_FIRST[finding.severity]):
         print_marked(
             console,
             Text(finding.severity, _STYLES[finding.severity]),
@@ -147,7 +188,7 @@ def _print_findings(report: CheckReport) -> None:
         if finding.remedy:
             print_marked(console, Text(""), f"-> {finding.remedy}")
     found = f"{plural(report.faults, 'fault')}, {plural(report.warnings, 'warning')}"
-    result = "Nothing wrong was found" if report.verdict == "ok" else found
+    result = _NOTHING_WRONG.get(report.verdict, found)
     left_out = ", ".join(section.section for section in report.sections if not section.ran)
     rest = f" Left out: {left_out}." if left_out else ""
     console.print(Text(printable(f"{report.model}: {result}.{rest}")))

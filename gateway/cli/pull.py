@@ -153,6 +153,11 @@ def _remark_on_check(reading: PullReading) -> str | None:
         return reading.reason
     if reading.check.verdict == "ok":
         return None
+    if reading.check.verdict == "incomplete":
+        return (
+            "Its check has found nothing wrong, but not everything was checked: see "
+            f"`bulkhead check {reading.offered_as}`."
+        )
     found = f"{plural(reading.check.faults, 'fault')}, {plural(reading.check.warnings, 'warning')}"
     return f"Its check has found {found}: see `bulkhead check {reading.offered_as}`."
 

@@ -22,15 +22,13 @@ from gateway.models.fleet import Fleet
 from gateway.system.notation import format_size
 from gateway.system.refusal import Refusal
 from gateway.system.tasks import Tasks
-from protocol.check import Checked, CheckFinding, CheckModel, Section, SectionDone
+from protocol.check import CHECK_S, Checked, CheckFinding, CheckModel, Section, SectionDone
 from protocol.errands import Environment
 
 logger = logging.getLogger(__name__)
 
 _MOST_WAITING: Final = 16
 _RETRY_AFTER_S: Final = 60
-# The process keeps to this time by itself. Its imports and its load of the model come on top.
-_SECONDS: Final = 60.0
 # Loans that are called back come within this time.
 _ROOM_S: Final = 30.0
 _END_S: Final = 10.0
@@ -46,10 +44,13 @@ class _ProcessEnd(NamedTuple):
 
 
 class ModelCheck:
-    """One check, with its report so far."""
+    """One check, with its report so far. The process keeps to `seconds` by itself; its imports and
+    its load of the model come on top.
+    """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, seconds: float) -> None:
         self.model = model
+        self.seconds = seconds
         self.report = CheckReport(model=model.id, source=model.source, started_at=time.time())
         self.ended = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
@@ -108,7 +109,7 @@ class Checks:
         self._tasks = Tasks("checks")
         self._closing = False
 
-    def start(self, model: Model) -> ModelCheck:
+    def start(self, model: Model, seconds: float = CHECK_S) -> ModelCheck:
         """Start a check, or return the one of this model that runs or waits for its turn.
 
         Raises:
@@ -128,7 +129,7 @@ class Checks:
                 f"{len(self._running)} checks run or wait already: try again later.",
                 retry_after_s=_RETRY_AFTER_S,
             )
-        check = ModelCheck(model)
+        check = ModelCheck(model, seconds)
         self._running[places_of(model)] = check
         check.task = self._tasks.start(self._check(check), f"check {model.id}")
         return check
@@ -229,7 +230,7 @@ class Checks:
 
         try:
             process = CheckProcess(
-                self._order(model, room),
+                self._order(check, room),
                 model.settings.interpreter,
                 functools.partial(self._call, answers.put_nowait),
                 functools.partial(self._call, on_end),
@@ -243,7 +244,7 @@ class Checks:
         check.update(state="running", reason=None)
         reading = self._loop.create_task(_read(check, answers))
         needed = self._loop.create_task(self._fleet.scheduler.until_needed(room))
-        limit_s = self._fleet.settings.workers.load_timeout_s + _SECONDS
+        limit_s = self._fleet.settings.workers.load_timeout_s + check.seconds
         try:
             await asyncio.wait(
                 {reading, needed}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED
@@ -265,14 +266,15 @@ class Checks:
         else:
             check.add_failure("The check did not end.", f"It took longer than {limit_s:g} s.")
 
-    def _order(self, model: Model, room: CheckRoom) -> CheckModel:
+    def _order(self, check: ModelCheck, room: CheckRoom) -> CheckModel:
+        model = check.model
         estimated = self._fleet.scheduler.estimate_of(model.id)
         configured = model.settings.context_tokens
         return CheckModel(
             model.source,
             model.adapter,
             model.draft,
-            seconds=_SECONDS,
+            seconds=check.seconds,
             context_tokens=configured if estimated is None else estimated.context_tokens,
             kv_bits=model.settings.kv_bits,
             limit_bytes=room.granted_bytes,

@@ -13,8 +13,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gateway.cli import main
+from gateway.cli.check import EXIT_STATUS, _print_findings
 from gateway.cli.model_table import check_result
-from gateway.models.check_reports import CheckStatus
+from gateway.cli.pull import PullReading, _remark_on_check
+from gateway.models.check_reports import CheckReport, CheckStatus
+from protocol.check import CheckFinding, SectionDone, Severity
 from tests.cli.terminal import bulkhead, started
 from tests.support.gateway import START_S, Gateway, eventually
 from tests.support.shapes import DEMO
@@ -39,6 +42,7 @@ def gateway(shardless: Path) -> Iterator[Gateway]:
 def test_result_of_a_check_in_two_words() -> None:
     assert check_result(None) == "-"
     assert check_result(CheckStatus("faults", 0.0, 2, 1)) == "faults"
+    assert check_result(CheckStatus("incomplete", 0.0, 0, 0)) == "incomplete"
     assert check_result(CheckStatus("ok", 0.0, 0, 0, stale=True)) == "ok, stale"
 
 
@@ -69,6 +73,13 @@ def test_json_is_the_report_of_the_gateway(gateway: Gateway) -> None:
 def test_an_unknown_model_has_a_status_of_its_own(gateway: Gateway) -> None:
     done = bulkhead("check", "nobody", url=gateway.url)
     assert (done.returncode, "'nobody'" in done.stderr) == (4, True)
+
+
+@pytest.mark.slow
+def test_a_folder_is_not_checked_by_a_gateway_that_is_named(gateway: Gateway) -> None:
+    done = bulkhead("check", str(DEMO.parent), url=gateway.url)
+    assert done.returncode == 4
+    assert "is checked without --url and BULKHEAD_URL." in done.stderr
 
 
 @pytest.mark.slow
@@ -112,3 +123,45 @@ def test_result_of_a_check_without_a_gateway_stays(
     assert (heading.split()[-1], row.split()[-1]) == ("check", "faults")
     assert "check          faults" in invoke("show", "mine").stdout
     assert invoke("check", "/nowhere/at/all").exit_code == 4
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    refused = invoke("check", str(empty))
+    assert refused.exit_code == 4
+    assert f"The folder {empty} is there, but holds no model" in refused.stderr
+
+
+def test_a_check_that_left_sections_out_does_not_look_like_a_clean_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    left_out = SectionDone("numbers", 0.0, ran=False, summary="No time was left.")
+    report = CheckReport(
+        model="m", source="m", verdict="incomplete", sections=(left_out,), started_at=0.0
+    )
+    _print_findings(report)
+    assert capsys.readouterr().out == (
+        "m: Nothing wrong was found, but not everything was checked. Left out: numbers.\n"
+    )
+    assert EXIT_STATUS["incomplete"] == 5
+
+
+def test_faults_are_printed_before_warnings_before_notes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    severities: tuple[Severity, ...] = ("note", "warning", "fault", "note", "fault")
+    findings = tuple(
+        CheckFinding("files", severity, f"What {number}.", "Seen.", "", "model")
+        for number, severity in enumerate(severities)
+    )
+    report = CheckReport(model="m", source="m", verdict="faults", findings=findings, started_at=0.0)
+    _print_findings(report)
+    lines = capsys.readouterr().out.splitlines()[:-1]
+    assert [line.split("What ")[1][0] for line in lines] == ["2", "4", "1", "0", "3"]
+
+
+def test_a_pull_tells_that_its_check_left_sections_out() -> None:
+    check = CheckStatus("incomplete", 0.0, 0, 0)
+    told = _remark_on_check(
+        PullReading(id="1", model="a/b", state="done", offered_as="b", check=check)
+    )
+    assert told is not None
+    assert "not everything was checked: see `bulkhead check b`" in told

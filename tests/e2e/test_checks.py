@@ -27,8 +27,13 @@ PATH = "/admin/v1/models/{}/check"
 ONE_CHECK = "1.22GB"
 
 
+def seconds_in(flag: Path) -> Path:
+    """The file in which a check notes its time."""
+    return flag.with_name("seconds")
+
+
 def held(folder: Path, flag: Path) -> dict[str, str]:
-    """An environment in which no check goes on while the flag is there."""
+    """An environment in which no check goes on while the flag is there, and each notes its time."""
     return sitecustomize(
         folder,
         after_import(
@@ -41,6 +46,12 @@ def held(folder: Path, flag: Path) -> dict[str, str]:
                     time.sleep(0.05)
                 original(errand)
             module.check = check
+            class Noting(module._Conductor):
+                def __init__(self, errand, order):
+                    with open({str(seconds_in(flag))!r}, "w") as file:
+                        file.write(str(order.seconds))
+                    super().__init__(errand, order)
+            module._Conductor = Noting
             """,
         ),
     )
@@ -142,6 +153,17 @@ def test_a_missing_shard_is_named_before_anything_is_loaded(gateway: Gateway) ->
     counts = [len(report["sections"]) for report in reports]
     assert counts == sorted(counts), "sections are shown as they end"
     assert gateway.model("shardless")["check"]["faults"] == last["faults"]
+
+
+@pytest.mark.parametrize("seconds", [9, 3601])
+def test_the_time_of_a_check_has_bounds(gateway: Gateway, seconds: int) -> None:
+    refused = gateway.client.post(PATH.format("demo"), json={"seconds": seconds})
+    assert (refused.status_code, "seconds" in refused.text) == (400, True)
+
+
+def test_a_check_takes_the_time_that_it_is_given(gateway: Gateway, flag: Path) -> None:
+    gateway.client.post(PATH.format("shardless"), json={"seconds": 500}).raise_for_status()
+    assert seconds_in(flag).read_text() == "500.0"
 
 
 def test_a_command_or_an_unknown_model_is_refused(gateway: Gateway) -> None:

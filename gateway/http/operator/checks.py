@@ -54,7 +54,7 @@ async def check(request: HttpRequest) -> Response:
     fleet: Fleet = request.app.state.fleet
     fleet.check_serves()
     fleet.check_decides()
-    running = _checks(request).start(await _model(request))
+    running = _checks(request).start(await _model(request), options.seconds)
     if options.stream:
         return event_stream(_changes(running))
     return json_response(await running.result())

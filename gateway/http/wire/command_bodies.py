@@ -12,6 +12,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from gateway.models.check_reports import CheckStatus
 from gateway.workers.cache_proof import CacheProofState
 from gateway.workers.cause_of_death import LastExit, RepeatedDeath
+from protocol.check import CHECK_S, LONGEST_CHECK_S, SHORTEST_CHECK_S
 from protocol.life import Ability
 
 
@@ -319,9 +320,12 @@ class OrderOptions(Struct, forbid_unknown_fields=True):
 
 
 class CheckOptions(Struct, forbid_unknown_fields=True):
-    """With `stream` the answer is a stream, with an event for each step of the check."""
+    """With `stream` the answer is a stream, with an event for each step of the check. The check
+    takes `seconds` at most, and the load of the model on top.
+    """
 
     stream: bool = False
+    seconds: Annotated[float, Meta(ge=SHORTEST_CHECK_S, le=LONGEST_CHECK_S)] = CHECK_S
 
 
 class UpgradeAnswer(Struct, frozen=True):

@@ -75,16 +75,32 @@ def check_the_template(subject: Subject) -> Findings:
             "Take the chat_template of the original model.",
         )
         return "The template fails."
-    yield from _turns(subject, asked, after)
+    dropped = [m.content for m in (_USER, _ANSWER, _NEXT) if m.content not in after]
+    if dropped:
+        yield TELL.fault(
+            "The template drops messages.",
+            f"The prompt lacks {', '.join(dropped)}.",
+            "Take the chat_template of the original model.",
+        )
+    else:
+        yield from _turns(subject, asked, after)
     yield from _special(subject, after)
     yield from _tools(subject)
+    if not dropped:
+        # A template that drops messages loses these, too, and nothing of ours could heal it.
+        yield from _tried(subject)
+    yield from _reasoning(subject)
+    tokens = len(chat.tokens(ChatPrompt((_USER,))))
+    return f"A question of one word becomes {tokens} tokens."
+
+
+def _tried(subject: Subject) -> Iterator[CheckFinding]:
     refused = list(_refused(subject))
-    lost = {what: _missing(subject, what) for what in _TRIED}
-    for what, texts in lost.items():
-        if texts:
+    for what in _TRIED:
+        if texts := _missing(subject, what):
             yield TELL.fault(
-                f"{what.capitalize()} doesn't arrive whole.",
-                f"The prompt lacks {', '.join(texts)}.",
+                f"The prompt lacks a part of {what}.",
+                f"Missing: {', '.join(texts)}.",
                 "Report it with the name of the model.",
                 "bulkhead",
             )
@@ -95,9 +111,6 @@ def check_the_template(subject: Subject) -> Findings:
             "Nothing is to be done: Bulkhead writes such messages in a form that the template "
             "takes.",
         )
-    yield from _reasoning(subject)
-    tokens = len(chat.tokens(ChatPrompt((_USER,))))
-    return f"A question of one word becomes {tokens} tokens."
 
 
 def _text(subject: Subject, messages: Sequence[ChatMessage], tools: Tools | None = None) -> str:
@@ -105,14 +118,6 @@ def _text(subject: Subject, messages: Sequence[ChatMessage], tools: Tools | None
 
 
 def _turns(subject: Subject, asked: str, after: str) -> Iterator[CheckFinding]:
-    lost = [m.content for m in (_USER, _ANSWER, _NEXT) if m.content not in after]
-    if lost:
-        yield TELL.fault(
-            "The template drops messages.",
-            f"The prompt lacks {', '.join(lost)}.",
-            "Take the chat_template of the original model.",
-        )
-        return
     if _CLOCK.search(template_text(subject.tokenizer)):
         yield TELL.warning(
             "The template writes the time of day into each prompt.",

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from protocol.check import (
     BESIDE_BYTES,
+    LONGEST_CHECK_S,
     Checked,
     CheckFinding,
     CheckModel,
@@ -17,6 +18,7 @@ from protocol.check import (
     SectionDone,
     Verdict,
 )
+from protocol.model_files import encoder_of
 from protocol.model_folder import weight_files
 from worker.errands import Errand
 from worker.errands.check.chat import check_the_template
@@ -38,13 +40,30 @@ from worker.errands.check.tokens import check_the_tokenizer
 from worker.errands.check.vectors import check_the_vectors
 from worker.errands.check.ways import check_the_ways
 from worker.load.files import find_folder
+from worker.load.loading import is_headless
 from worker.system.errors import ModelError, one_sentence
+
+# Enough for most models.
+_MORE_S: Final = 600
 
 
 class _Part(NamedTuple):
     section: Section
     run: Callable[[Subject], Findings]
     loads: bool = True
+    concerns: Callable[[Subject], bool] = lambda _: True
+
+
+def _writes(subject: Subject) -> bool:
+    return encoder_of(subject.config) is None and not is_headless(subject.folder)
+
+
+def _chats(subject: Subject) -> bool:
+    return _writes(subject) and bool(subject.tokenizer.has_chat_template)
+
+
+def _makes_vectors(subject: Subject) -> bool:
+    return not _writes(subject) or (subject.folder / "modules.json").is_file()
 
 
 _PARTS: Final = (
@@ -53,11 +72,11 @@ _PARTS: Final = (
     _Part("template", check_the_template, loads=False),
     _Part("parser", check_the_parser, loads=False),
     _Part("numbers", check_the_numbers),
-    _Part("stop", check_the_stop),
-    _Part("ways", check_the_ways),
-    _Part("context", check_the_context),
-    _Part("vectors", check_the_vectors),
-    _Part("speed", check_the_speed),
+    _Part("stop", check_the_stop, concerns=_chats),
+    _Part("ways", check_the_ways, concerns=_writes),
+    _Part("context", check_the_context, concerns=_chats),
+    _Part("vectors", check_the_vectors, concerns=_makes_vectors),
+    _Part("speed", check_the_speed, concerns=_writes),
 )
 
 
@@ -87,9 +106,15 @@ class _Conductor:
             for part in _PARTS:
                 self._run(part, subject)
             self._tell_unchecked()
-        verdict: Verdict = "faults" if self._faults else "warnings" if self._warnings else "ok"
         seconds = time.monotonic() - self._began_at
-        self._errand.answer(Checked(verdict, self._faults, self._warnings, seconds))
+        self._errand.answer(Checked(self._verdict(), self._faults, self._warnings, seconds))
+
+    def _verdict(self) -> Verdict:
+        if self._faults:
+            return "faults"
+        if self._warnings:
+            return "warnings"
+        return "incomplete" if self._unchecked else "ok"
 
     def _run(self, part: _Part, subject: Subject) -> None:
         began_at = time.monotonic()
@@ -100,7 +125,11 @@ class _Conductor:
         except SectionSkipped as skipped:
             summary, ran = str(skipped), False
             if isinstance(skipped, UncheckedError):
-                self._unchecked.append(part.section)
+                # With a fault, the files that tell whether it is of this model may be unreadable.
+                if self._faults or part.concerns(subject):
+                    self._unchecked.append(part.section)
+                else:
+                    summary = "It doesn't concern this model."
         except InvalidNumbersError:
             if not self._faults:
                 self._answer(
@@ -124,10 +153,17 @@ class _Conductor:
             finding = Teller(self._unchecked[0]).remark(
                 "Not everything was checked: time or memory were too short.",
                 f"The check has {self._order.seconds:g} s. Left out: {', '.join(self._unchecked)}.",
-                "Check again while the machine is idle.",
+                self._remedy(),
                 "bulkhead",
             )
             self._answer(finding)
+
+    def _remedy(self) -> str:
+        """How the sections that were left out can be checked."""
+        seconds = min(max(_MORE_S, 2 * self._order.seconds), LONGEST_CHECK_S)
+        if self._unloadable or seconds <= self._order.seconds:
+            return "Check again while the machine is idle."
+        return f"Give it more time: bulkhead check {self._order.source} --seconds {seconds:g}"
 
     def _findings_of(self, part: _Part, subject: Subject) -> str:
         findings = part.run(subject)

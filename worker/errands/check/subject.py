@@ -86,7 +86,11 @@ class Subject:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        return read_config(self.folder)
+        """Raises: SectionSkipped: the section "files" has said why it can't be read."""
+        try:
+            return read_config(self.folder)
+        except (OSError, ValueError):
+            raise SectionSkipped("config.json can't be read.") from None
 
     @cached_property
     def text_config(self) -> dict[str, Any]:
@@ -96,6 +100,7 @@ class Subject:
     @cached_property
     def tokenizer(self) -> Any:
         """mlx-lm's wrapper."""
+        self.config  # noqa: B018  # The wrapper needs it.
         return read_tokenizer(self.folder)
 
     @cached_property

@@ -30,6 +30,8 @@ _MOST_NAMED: Final = 4
 def check_the_tokenizer(subject: Subject) -> Findings:
     try:
         tokenizer = subject.tokenizer
+    except SectionSkipped:
+        raise
     except Exception as error:
         # transformers' readers fail in any way on damaged files.
         yield TELL.fault(

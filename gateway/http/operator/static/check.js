@@ -2,7 +2,7 @@
 
 import { ask, askJson, modelPath } from "./api.js";
 import { Failure } from "./failure.js";
-import { counted, day } from "./format.js";
+import { day, findingsText } from "./format.js";
 import { html, useEffect, useState } from "./html.js";
 import { messages } from "./server_sent_events.js";
 
@@ -75,7 +75,7 @@ function Result({ path, check }) {
   `;
 }
 
-export function result({ verdict, faults, warnings, stale }) {
-  const found = verdict === "ok" ? "nothing wrong was found" : `${counted(faults, "fault")}, ${counted(warnings, "warning")}`;
-  return stale ? `${found}, and the files have changed since` : found;
+export function result(check) {
+  const found = findingsText(check);
+  return check.stale ? `${found}, and the files have changed since` : found;
 }

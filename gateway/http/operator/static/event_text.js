@@ -1,6 +1,6 @@
 // Events as sentences.
 
-import { bytes, count, counted } from "./format.js";
+import { bytes, count, counted, findingsText } from "./format.js";
 
 const PLACED = ["id", "at", "event", "model", "time", "level", "logger"];
 const SERIOUS = ["overgrown", "stranded", "refuse", "breaker", "hang", "escalation", "caution"];
@@ -30,7 +30,7 @@ const SENTENCES = {
   sweep: (e) => `Process ${e.pid}, left by an earlier gateway, ${e.ended ? "was ended" : "did not end"}`,
   disk: (e) => `The disk ${e.path} ${e.mounted ? "is there" : "isn't mounted"}`,
   pull: (e) => `The pull of ${e.name}: ${[e.change, e.reason].filter(Boolean).join(", ")}`,
-  checked: (e) => `The check of ${e.model}: ${e.reason ?? (e.verdict === "ok" ? "nothing wrong was found" : `${counted(e.faults, "fault")}, ${counted(e.warnings, "warning")}`)}`,
+  checked: (e) => `The check of ${e.model}: ${e.reason ?? findingsText(e)}`,
   removed: (e) => `${e.source} was removed: ${bytes(e.reclaimed_bytes)} are free`,
   reload: (e) => (e.mistakes ? `The configuration stays as it was: ${e.mistakes.join("; ")}` : `The configuration was read again${changed(e)}`),
   relieve: (e) => `${e.model} frees what it can: the machine is short of memory (${e.pressure})`,

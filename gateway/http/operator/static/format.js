@@ -57,3 +57,10 @@ export function share(rate) {
 export function counted(number, noun) {
   return `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
 }
+
+// What a check has found, in words.
+export function findingsText({ verdict, faults, warnings }) {
+  if (verdict === "ok") return "nothing wrong was found";
+  if (verdict === "incomplete") return "nothing wrong was found, but not everything was checked";
+  return `${counted(faults, "fault")}, ${counted(warnings, "warning")}`;
+}

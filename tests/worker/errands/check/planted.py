@@ -179,6 +179,16 @@ def last_message_alone(folder: Path) -> None:
     _template(folder, lambda text: "{% set messages = messages[-1:] %}" + text)
 
 
+def last_message_written(folder: Path) -> None:
+    loop = "{% for message in messages %}"
+
+    def changed(text: str) -> str:
+        assert loop in text
+        return text.replace(loop, "{% for message in messages[-1:] %}")
+
+    _template(folder, changed)
+
+
 def other_opening(folder: Path) -> None:
     begin = "{{ '<|im_start|>assistant"
     _template(folder, lambda text: text.replace(begin, "{{ '<|im_start|>bot"))

@@ -73,7 +73,10 @@ def test_without_memory_the_weights_are_not_read() -> None:
     assert "no room for the weights" in sections["numbers"].summary
     unchecked = answers[-2]
     assert isinstance(unchecked, CheckFinding)
-    assert "Left out: numbers, stop, ways, context, vectors, speed" in unchecked.evidence
+    assert "Left out: numbers, stop, ways, context, speed" in unchecked.evidence
+    assert sections["vectors"].summary == "It doesn't concern this model."
+    assert isinstance(answers[-1], Checked)
+    assert answers[-1].verdict == "incomplete"
 
 
 def test_a_name_without_a_model_is_a_fault() -> None:
@@ -81,3 +84,27 @@ def test_a_name_without_a_model_is_a_fault() -> None:
     assert isinstance(finding, CheckFinding)
     assert isinstance(checked, Checked)
     assert checked.verdict == "faults"
+
+
+def test_a_check_without_time_says_how_to_give_it_more() -> None:
+    answers = answers_to(CheckModel(str(DEMO), seconds=0.01))
+    note, checked = answers[-2:]
+    assert isinstance(note, CheckFinding)
+    assert isinstance(checked, Checked)
+    assert note.remedy == f"Give it more time: bulkhead check {DEMO} --seconds 600"
+    assert checked.verdict == "incomplete"
+
+
+def test_a_configuration_that_cannot_be_read_is_one_fault(tmp_path: Path) -> None:
+    folder = planted.linked(DEMO, tmp_path / "model")
+    planted.write(folder / "config.json", "garbage")
+    answers = answers_to(CheckModel(str(folder)))
+    findings = [item for item in answers if isinstance(item, CheckFinding)]
+    assert [(item.section, item.severity, item.owner) for item in findings] == [
+        ("files", "fault", "conversion")
+    ]
+    assert "config.json can't be read" in findings[0].evidence
+    skipped = {name: done.summary for name, done in sections_of(answers).items() if not done.ran}
+    assert {skipped[name] for name in ("tokenizer", "template", "parser")} == {
+        "config.json can't be read."
+    }

@@ -126,6 +126,15 @@ def test_a_fault_of_the_weights_is_named(case: Case, tmp_path: Path) -> None:
     is_named(case, tmp_path)
 
 
+def test_consequences_of_a_template_that_drops_messages_are_not_told(tmp_path: Path) -> None:
+    folder = planted.linked(MODELS["smollm2"](tmp_path), tmp_path / "model")
+    planted.last_message_written(folder)
+    told = [finding for finding in found(check_the_template, folder) if finding.severity != "note"]
+    assert [(finding.what, finding.owner) for finding in told] == [
+        ("The template drops messages.", "conversion")
+    ]
+
+
 @pytest.mark.parametrize("model", ["smollm2", "coder", "minilm"])
 @pytest.mark.parametrize(
     "section",
