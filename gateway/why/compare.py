@@ -14,7 +14,7 @@ from gateway.why.record import RequestRecord
 class PromptComparison(Struct, frozen=True):
     """The differences of two prompts of one caller, in the order of the prompt. Of the earlier one
     `shared_tokens` are found again, and `missed_tokens` are not. With `found` the worker found all
-    that they share; None: it hasn't told yet.
+    that they share; None: the worker hasn't reported yet.
     """
 
     other_model: bool

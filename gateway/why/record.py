@@ -39,7 +39,7 @@ class RequestRecord(Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def cached_tokens(self) -> int | None:
-        """The tokens of the prompt that were found; None: the worker hasn't told."""
+        """The tokens of the prompt that were found; None: the worker hasn't reported."""
         return None if self.trace.usage is None else self.trace.usage.cached_tokens
 
     @property

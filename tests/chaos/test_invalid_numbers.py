@@ -42,7 +42,7 @@ if os.path.exists(fault):
         done = True
     if kind == "a block in memory":
         # The last token is always computed, so the last block isn't looked at.
-        paths = [each.path.keys[:-1] for each in self._waiting]
+        paths = [sequence.path.keys[:-1] for sequence in self._waiting]
         keys = [key for path in paths for key in path if key in cache._blocks]
         if keys:
             draws.choice(cache._blocks.get(draws.choice(keys)).block.arrays)[..., :1, :] = mx.nan

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import socket
 from collections.abc import Iterator
@@ -20,15 +19,12 @@ from gateway.models.check_reports import CheckReport, CheckStatus
 from protocol.check import CheckFinding, SectionDone, Severity
 from tests.cli.terminal import bulkhead, started
 from tests.support.gateway import START_S, Gateway, eventually
-from tests.support.shapes import DEMO
+from tests.support.shapes import DEMO, without_weights
 
 
 @pytest.fixture(scope="module")
 def shardless(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "shardless"
-    shutil.copytree(DEMO, folder)
-    (folder / "model.safetensors").unlink()
-    return folder
+    return without_weights(tmp_path_factory.mktemp("models") / "shardless")
 
 
 @pytest.fixture(scope="module")
@@ -158,10 +154,10 @@ def test_faults_are_printed_before_warnings_before_notes(
     assert [line.split("What ")[1][0] for line in lines] == ["2", "4", "1", "0", "3"]
 
 
-def test_a_pull_tells_that_its_check_left_sections_out() -> None:
+def test_remark_of_a_pull_names_an_incomplete_check() -> None:
     check = CheckStatus("incomplete", 0.0, 0, 0)
-    told = _remark_on_check(
+    remark = _remark_on_check(
         PullReading(id="1", model="a/b", state="done", offered_as="b", check=check)
     )
-    assert told is not None
-    assert "not everything was checked: see `bulkhead check b`" in told
+    assert remark is not None
+    assert "not everything was checked: see `bulkhead check b`" in remark

@@ -47,7 +47,7 @@ def test_a_cache_that_was_wrong_twice_is_off_until_it_is_cleared(tmp_path: Path)
     status = bulkhead("status", "m", url=gateway.url).stdout
     assert "6 blocks are in quarantine" in " ".join(status.split())
     gateway.client.post("/admin/v1/models/m/restart").raise_for_status()
-    assert gateway.model("m")["cache_proof"]["failures"] == 2, "the next worker is told"
+    assert gateway.model("m")["cache_proof"]["failures"] == 2, "the next worker knows"
     gateway.client.post("/admin/v1/models/m/prompt-cache/clear").raise_for_status()
     proof = gateway.model("m")["cache_proof"]
     assert (proof["off"], proof["failures"], proof["quarantined_blocks"]) == ("", 0, 0)

@@ -18,7 +18,7 @@ import pytest
 from tests.support.faults import after_import, sitecustomize
 from tests.support.gateway import START_S, Gateway, eventually, gone
 from tests.support.hub import Hub
-from tests.support.shapes import DEMO
+from tests.support.shapes import DEMO, without_weights
 
 pytestmark = pytest.mark.slow
 
@@ -64,10 +64,7 @@ def flag(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def shardless(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "shardless"
-    shutil.copytree(DEMO, folder)
-    (folder / "model.safetensors").unlink()
-    return folder
+    return without_weights(tmp_path_factory.mktemp("models") / "shardless")
 
 
 @pytest.fixture(scope="module")

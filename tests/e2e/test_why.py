@@ -1,4 +1,4 @@
-"""Why an answer began late, as its operator and its client are told: causes that were planted, and
+"""Why an answer began late, as its operator and its client read it: causes that were planted, and
 nothing of another key.
 """
 
@@ -227,7 +227,7 @@ def test_first_prompt_is_the_first(gateway: Gateway) -> None:
     assert (why["cause"], why["earlier"]) == ("first", None)
 
 
-def test_prompt_of_another_model_is_told(gateway: Gateway) -> None:
+def test_prompt_of_another_model_is_named(gateway: Gateway) -> None:
     prompt = f"Asked of two models. {LONG}"
     _ask(gateway, prompt=prompt)
     why = _ask(gateway, prompt=prompt, model="other")
@@ -266,9 +266,9 @@ def test_unknown_request_is_refused_with_advice(gateway: Gateway) -> None:
 def test_command_tells_and_lists(gateway: Gateway) -> None:
     _ask(gateway, messages=_system(f"command {LONG} Now: 12:01. {LONG}"))
     name = _ask(gateway, messages=_system(f"command {LONG} Now: 12:02. {LONG}"))["id"]
-    told = bulkhead("why", name, "--url", gateway.url)
-    assert "cause    The time of day in the system prompt changed" in told.stdout, told.stderr
-    assert "computing the prompt" in told.stdout
+    answer = bulkhead("why", name, "--url", gateway.url)
+    assert "cause    The time of day in the system prompt changed" in answer.stdout, answer.stderr
+    assert "computing the prompt" in answer.stdout
     whole = json.loads(bulkhead("why", f"chatcmpl-{name}", "--json", "--url", gateway.url).stdout)
     assert whole["id"] == name
     eventually(lambda: name in bulkhead("why", "--url", gateway.url).stdout)
@@ -292,9 +292,12 @@ def test_openai_client_gets_diagnostics(gateway: Gateway) -> None:
     assert first.prompt_cache_diagnostics is None
     assert respond(text, first.id).prompt_cache_diagnostics.type == "cache_hit"
     missed = respond(text.replace("12:01", "12:05"), first.id, stream=True)
-    told = missed.prompt_cache_diagnostics
-    assert (told.type, told.reason) == ("cache_miss", "input_changed")
-    assert told.cache_missed_tokens + told.comparison_reusable_tokens == first.usage.input_tokens
+    diagnostics = missed.prompt_cache_diagnostics
+    assert (diagnostics.type, diagnostics.reason) == ("cache_miss", "input_changed")
+    assert (
+        diagnostics.cache_missed_tokens + diagnostics.comparison_reusable_tokens
+        == first.usage.input_tokens
+    )
     unknown = respond(text, "resp_nobody").prompt_cache_diagnostics
     assert unknown.type == "comparison_response_not_found"
 
@@ -329,7 +332,7 @@ def test_anthropic_client_gets_diagnostics(gateway: Gateway) -> None:
     assert unknown.type == "previous_message_not_found"
 
 
-def test_nothing_of_another_key_is_told(start_gateway: Callable[..., Gateway]) -> None:
+def test_nothing_of_another_key_is_shown(start_gateway: Callable[..., Gateway]) -> None:
     gateway = start_gateway()
     keys = {name: _new_key(gateway, name) for name in ("ann", "bob")}
     secret = (gateway.state_dir / "admin.key").read_text().strip()
@@ -345,16 +348,16 @@ def test_nothing_of_another_key_is_told(start_gateway: Callable[..., Gateway]) -
         == 403
     )
     client = anthropic.Anthropic(base_url=gateway.url, auth_token=keys["bob"]["authorization"][7:])
-    told = client.messages.create(
+    diagnostics = client.messages.create(
         model="demo",
         max_tokens=2,
         system=texts[1],
         messages=[{"role": "user", "content": "Hello, who are you?"}],
         diagnostics={"previous_message_id": f"msg_{anns['id']}"},
     ).diagnostics
-    assert told is not None
-    assert told.cache_miss_reason is not None
-    assert told.cache_miss_reason.type == "previous_message_not_found"
+    assert diagnostics is not None
+    assert diagnostics.cache_miss_reason is not None
+    assert diagnostics.cache_miss_reason.type == "previous_message_not_found"
 
     gateway.client.delete("/admin/v1/keys/ann").raise_for_status()
     assert gateway.client.get(f"/admin/v1/requests/{anns['id']}/why").status_code == 404

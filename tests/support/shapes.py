@@ -29,6 +29,13 @@ _ATTENTION = {
 }
 
 
+def without_weights(folder: Path) -> Path:
+    """The demo model, whose weights are missing."""
+    shutil.copytree(DEMO, folder)
+    (folder / "model.safetensors").unlink()
+    return folder
+
+
 def sparse(folder: Path, megabytes: int) -> Path:
     """Much weight and little arithmetic: experts of 0.2 MB, of which a token passes through two."""
     return write(

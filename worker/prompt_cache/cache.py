@@ -111,7 +111,7 @@ class PromptCache:
         report: Callable[[CacheQuarantined], None] = lambda _: None,
         failures: int = 0,
     ) -> None:
-        """`report` is told of blocks in quarantine. The cache of earlier workers was found to be
+        """`report` gets the blocks in quarantine. The cache of earlier workers was found to be
         wrong `failures` times.
         """
         self.speeds = MeasuredSpeeds() if disk is None else MeasuredSpeeds(disk.known)

@@ -42,7 +42,7 @@ class Proof:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`recomputing` None: the model can't be computed beside the engine, so only bytes are
-        proven. `report` is told of all that was proven.
+        proven. `report` gets all that was proven.
         """
         self._cache = prompt_cache
         self._recomputing = recomputing

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
 from typing import Final
 
-import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from gateway.access.caller import NeededKey
 from gateway.config.model import Model
 from gateway.http.wire.auth import caller_of
-from gateway.http.wire.bodies import COMMENT, COMMENT_S, event_stream, json_response, read_json
+from gateway.http.wire.bodies import event_stream, json_response, read_json, states_until_over
 from gateway.http.wire.command_bodies import CheckOptions
 from gateway.http.wire.openapi import EVENT_STREAM, Operation, Routes
-from gateway.library.checks import Checks, ModelCheck
+from gateway.library.checks import Checks
 from gateway.library.library import Library
 from gateway.models.check_reports import CheckReport
 from gateway.models.fleet import Fleet
@@ -56,7 +53,7 @@ async def check(request: HttpRequest) -> Response:
     fleet.check_decides()
     running = _checks(request).start(await _model(request), options.seconds)
     if options.stream:
-        return event_stream(_changes(running))
+        return event_stream(states_until_over("check", lambda: running.report, running.next_change))
     return json_response(await running.result())
 
 
@@ -109,17 +106,3 @@ async def _model(request: HttpRequest) -> Model:
         except Refusal:
             raise unknown from None
     return library.model(entry)
-
-
-async def _changes(running: ModelCheck) -> AsyncIterator[bytes]:
-    while True:
-        report = running.report
-        yield b"event: check\ndata: %s\n\n" % msgspec.json.encode(report)
-        if report.over:
-            return
-        while running.report is report:
-            try:
-                async with asyncio.timeout(COMMENT_S):
-                    await running.next_change()
-            except TimeoutError:
-                yield COMMENT

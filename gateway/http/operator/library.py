@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-
-import msgspec
 from msgspec import Struct
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from gateway.access.caller import NeededKey
-from gateway.http.wire.bodies import COMMENT, COMMENT_S, event_stream, json_response, read_json
+from gateway.http.wire.bodies import event_stream, json_response, read_json, states_until_over
 from gateway.http.wire.errors import invalid
 from gateway.http.wire.openapi import EVENT_STREAM, NAMES_MODEL, Operation, Query, Routes
 from gateway.library.catalogue import EntryList, ModelOnDisk, Removed
 from gateway.library.findings import Findings
 from gateway.library.library import Library
-from gateway.library.pulls import Pull, Pulls, PullStatus
+from gateway.library.pulls import Pulls, PullStatus
 from gateway.models.fleet import Fleet
 
 routes = Routes("operation", "/admin/v1", NeededKey.ADMIN)
@@ -124,7 +120,7 @@ async def follow(request: HttpRequest) -> Response:
     pull = _pulls(request).find(request.path_params["pull_id"])
     if request.query_params.get("follow", "1") in ("0", "false"):
         return json_response(pull.status)
-    return event_stream(_changes(pull))
+    return event_stream(states_until_over("pull", lambda: pull.status, pull.next_change))
 
 
 @routes.delete(
@@ -137,20 +133,6 @@ async def cancel(request: HttpRequest) -> Response:
     pull = _pulls(request).find(request.path_params["pull_id"])
     await _pulls(request).cancel(pull)
     return json_response(pull.status)
-
-
-async def _changes(pull: Pull) -> AsyncIterator[bytes]:
-    while True:
-        status = pull.status
-        yield b"event: pull\ndata: %s\n\n" % msgspec.json.encode(status)
-        if status.over:
-            return
-        while pull.status is status:
-            try:
-                async with asyncio.timeout(COMMENT_S):
-                    await pull.next_change()
-            except TimeoutError:
-                yield COMMENT
 
 
 def _pulls(request: HttpRequest) -> Pulls:

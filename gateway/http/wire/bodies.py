@@ -4,12 +4,13 @@ simple responses.
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 import functools
 import itertools
 import re
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Any, Final, TypeVar, TypeVarTuple, Unpack
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from typing import Any, Final, Protocol, TypeVar, TypeVarTuple, Unpack
 
 import msgspec
 from msgspec import Raw, Struct, inspect
@@ -164,6 +165,30 @@ def json_listing(data: Sequence[object], ids: Sequence[str | None], *, has_more:
 # Proxies and clients take a silent connection for a dead one, so a stream sends comments.
 COMMENT_S: Final = 10.0
 COMMENT: Final = b": nothing new\n\n"
+
+
+class WorkState(Protocol):
+    """The state of work that goes on; a change makes a new object."""
+
+    @property
+    def over(self) -> bool: ...
+
+
+async def states_until_over(
+    event: str, progress: Callable[[], WorkState], next_change: Callable[[], Awaitable[None]]
+) -> AsyncIterator[bytes]:
+    """An event with each state of some work, until the work is over."""
+    while True:
+        now = progress()
+        yield b"event: %s\ndata: %s\n\n" % (event.encode(), msgspec.json.encode(now))
+        if now.over:
+            return
+        while progress() is now:
+            try:
+                async with asyncio.timeout(COMMENT_S):
+                    await next_change()
+            except TimeoutError:
+                yield COMMENT
 
 
 def event_stream(events: AsyncIterator[bytes]) -> Response:

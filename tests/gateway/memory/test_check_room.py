@@ -122,7 +122,7 @@ def test_a_smaller_budget_ends_a_check_before_a_model() -> None:
     assert room.ends
 
 
-def test_a_model_that_waits_is_told_of_the_check() -> None:
+def test_reason_of_a_waiting_model_names_the_check() -> None:
     account = Account()
     want(account, 60)
     account.decide(LATER)

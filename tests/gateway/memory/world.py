@@ -283,7 +283,7 @@ class World(RuleBasedStateMachine):
         self._serve_all()
 
     def _end_check(self) -> None:
-        """At its time, or soon after it was told to, and had its memory until then."""
+        """At its time, or soon after the order, and had its memory until then."""
         if self.room is None:
             return
         if self.room.ends:
@@ -303,7 +303,7 @@ class World(RuleBasedStateMachine):
         for model in self.models.values():
             model.step()
             if model.running and model.used > model.limit and model.obeys_at is None:
-                # It was told of bytes that its rows can't have any more: some leave the batch.
+                # Its rows can't have these bytes any more: some leave the batch.
                 model.obeys_at = self.now + model.lag_s
             if model.obeys_at is not None and self.now >= model.obeys_at:
                 model.obey()

@@ -91,7 +91,7 @@ def test_change_is_named_with_its_section(
     assert [(change.kind, change.section) for change in changes(old, new)] == expected
 
 
-def test_reasoning_that_was_dropped_is_told() -> None:
+def test_reasoning_that_was_dropped_is_named() -> None:
     question = ChatMessage("user", "What is a bulkhead?")
     thought = ChatMessage("assistant", "A wall.", reasoning="A ship has walls.")
     plain = msgspec.structs.replace(thought, reasoning=None)
@@ -103,7 +103,7 @@ def test_reasoning_that_was_dropped_is_told() -> None:
     assert (change.kind, change.section) == ("reasoning_dropped", "message 2 (assistant)")
 
 
-def test_picture_that_changed_is_told() -> None:
+def test_picture_that_changed_is_named() -> None:
     old, new = (
         sketched(ChatPrompt((ChatMessage("user", "See?", pictures=(Picture(data, 0, "p"),)),)))
         for data in (b"one", b"two")

@@ -124,7 +124,7 @@ def test_change_that_costs_more_than_the_cache_lost_comes_first() -> None:
     assert explain(lost, [before], NOTHING).cause == "evicted"
 
 
-def test_requests_of_other_models_and_salts_are_told_but_not_compared() -> None:
+def test_requests_of_other_models_and_salts_are_named_but_not_compared() -> None:
     now = asked(SAME, at=1.0)
     for fields, cause in (({"model": "n"}, "other_model"), ({"salt": "s"}, "other_salt")):
         finding = explain(now, [asked(SAME, **fields)], NOTHING)

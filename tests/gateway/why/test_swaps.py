@@ -32,7 +32,7 @@ from tests.support.asked import text_section
         ("You help.", "You help. Also be kind.", None),
     ],
 )
-def test_kind_of_what_was_swapped_is_told(old: str, new: str, kind: str | None) -> None:
+def test_kind_of_a_swap_is_named(old: str, new: str, kind: str | None) -> None:
     found = swapped(divergence_of(text_section(old), text_section(new)))
     assert (found and found[0]) == kind
     if found is not None:

@@ -7,7 +7,7 @@ from tests.support.asked import asked, chat
 AT = 1_000.0
 
 
-def test_load_is_told_in_its_parts() -> None:
+def test_load_has_its_parts() -> None:
     record = asked(chat("Hello"), at=AT, first_token_s=10.0)
     # The moments of phases are of another clock, on which the request came at 0.
     record.trace.timing.phases = [("load", 0.0), ("queue", 7.0), ("prefill", 7.5), ("tokens", 10.0)]
@@ -26,7 +26,7 @@ def test_load_is_told_in_its_parts() -> None:
     assert wait.sentence.startswith("10.00 s; ")
 
 
-def test_request_that_still_waits_is_told_so() -> None:
+def test_request_that_still_waits_is_marked() -> None:
     record = asked(chat("Hello"), at=AT, first_token_s=None)
     record.trace.timing.phases = [("queue", 0.0)]
     wait = wait_of(record, Facts(), AT + 3.0)
@@ -47,7 +47,7 @@ def test_answer_after_a_lost_worker_has_its_waits() -> None:
     assert wait_of(record, Facts(), AT + 9.0).parts_s == {"prefill": 5.0, "parked": 4.0}
 
 
-def test_load_behind_a_queue_is_told_as_a_load() -> None:
+def test_load_behind_a_queue_counts_as_a_load() -> None:
     record = asked(chat("Hello"), at=AT, first_token_s=9.0)
     record.trace.timing.phases = [("queue", 0.0), ("prefill", 8.0), ("tokens", 9.0)]
     changes = (

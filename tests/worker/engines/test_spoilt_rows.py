@@ -124,7 +124,7 @@ def test_the_texts_are_those_without_the_fault(
     spoilt = engine.collect_spoilt()
     assert spoilt
     assert all(sequence.goes_on and not sequence.blocks for sequence in spoilt)
-    assert not engine.collect_spoilt(), "they are told once"
+    assert not engine.collect_spoilt(), "they are reported once"
 
 
 @pytest.mark.parametrize("make", [_batched, _sequential])

@@ -25,7 +25,7 @@ ROWS = {
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
 @pytest.mark.parametrize("repeated", [1, 40, 5000])
-def test_each_row_is_told_by_itself(dtype: mx.Dtype, repeated: int) -> None:
+def test_each_row_is_judged_by_itself(dtype: mx.Dtype, repeated: int) -> None:
     rows = [row * repeated for row, _ in ROWS.values()]
     valid = [is_valid for _, is_valid in ROWS.values()]
     assert are_valid(watch(mx.array(rows, dtype=dtype)).levels) == valid

@@ -1,4 +1,4 @@
-"""Answers that loop are told from those that only repeat much."""
+"""Answers that loop, beside answers that only repeat much."""
 
 from __future__ import annotations
 

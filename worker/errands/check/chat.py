@@ -238,6 +238,6 @@ def _reasoning(subject: Subject) -> Iterator[CheckFinding]:
     text = _text(subject, [_USER, _THINKING, _RESULT], TOOLS)
     if "probed-reasoning" not in text:
         yield TELL.remark(
-            "The reasoning before a call isn't told to the model again.",
+            "The reasoning before a call isn't shown to the model again.",
             "The prompt after a tool's result lacks it.",
         )

@@ -69,8 +69,8 @@ def check_the_vectors(subject: Subject) -> Findings:
             "modules.json has no module Normalize.",
             "Compare vectors by the cosine, and not by the product alone.",
         )
-    told = ", ".join(f"{name} {value:.2f}" for name, value in contrasts.items())
-    return f"Pooling {' and '.join(recipe.poolings)}; related pairs are nearer by: {told}."
+    cosines = ", ".join(f"{name} {value:.2f}" for name, value in contrasts.items())
+    return f"Pooling {' and '.join(recipe.poolings)}; related pairs are nearer by: {cosines}."
 
 
 def _unreadable(reason: str) -> CheckFinding:

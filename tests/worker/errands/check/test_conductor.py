@@ -55,8 +55,8 @@ def test_a_model_that_cannot_be_loaded_gets_its_other_findings(tmp_path: Path) -
     planted.cut_off(folder)
     planted.clock(folder)
     answers = answers_to(CheckModel(str(folder)))
-    told = {item.section for item in answers if isinstance(item, CheckFinding)}
-    assert {"files", "template"} <= told
+    sections_of_findings = {item.section for item in answers if isinstance(item, CheckFinding)}
+    assert {"files", "template"} <= sections_of_findings
     assert not sections_of(answers)["numbers"].ran
     assert answers[-1] == Checked("faults", 1, 1, answers[-1].seconds)  # type: ignore[union-attr]
 

@@ -1,4 +1,4 @@
-"""A wrong reading of calls is told as ours."""
+"""A wrong reading of calls is a fault of ours."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.templates import templated
 from worker.errands.check.parser import RecordedAnswer, check_the_answers, recorded
 from worker.errands.check.subject import Subject
 
-# What a model's template has of its family; the other families are told by the vocabulary.
+# What a model's template has of its family; the vocabulary shows the other families.
 _MARKS = {
     "qwen3_coder": "<tool_call>\n<function=",
     "glm47": "<arg_key>",

@@ -109,9 +109,9 @@ def is_named(case: Case, tmp_path: Path) -> None:
     folder = planted.linked(MODELS[case.model](tmp_path), tmp_path / "model")
     case.plant(folder)
     findings = found(case.section, folder)
-    told = [finding for finding in findings if finding.severity != "note"]
-    assert any(case.words in f"{finding.what} {finding.evidence}" for finding in told), findings
-    assert all(finding.remedy for finding in told)
+    reported = [finding for finding in findings if finding.severity != "note"]
+    assert any(case.words in f"{finding.what} {finding.evidence}" for finding in reported), findings
+    assert all(finding.remedy for finding in reported)
 
 
 @pytest.mark.parametrize("case", CHEAP, ids=name_of)
@@ -126,11 +126,13 @@ def test_a_fault_of_the_weights_is_named(case: Case, tmp_path: Path) -> None:
     is_named(case, tmp_path)
 
 
-def test_consequences_of_a_template_that_drops_messages_are_not_told(tmp_path: Path) -> None:
+def test_consequences_of_a_template_that_drops_messages_are_not_reported(tmp_path: Path) -> None:
     folder = planted.linked(MODELS["smollm2"](tmp_path), tmp_path / "model")
     planted.last_message_written(folder)
-    told = [finding for finding in found(check_the_template, folder) if finding.severity != "note"]
-    assert [(finding.what, finding.owner) for finding in told] == [
+    reported = [
+        finding for finding in found(check_the_template, folder) if finding.severity != "note"
+    ]
+    assert [(finding.what, finding.owner) for finding in reported] == [
         ("The template drops messages.", "conversion")
     ]
 
