@@ -14,6 +14,7 @@ from mlx_lm.utils import _get_classes
 import gateway
 
 DEMO = Path(gateway.__file__).parent / "demo_model"
+_TABLES = frozenset({"num_vocab", "vocab_size_per_layer_input"})
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 _ATTENTION = {
@@ -293,13 +294,22 @@ def counted_positions(folder: Path) -> Path:
     )
 
 
+def _with_vocabulary(config: dict[str, Any], rows: int) -> dict[str, Any]:
+    """The configuration with `rows` rows in each table of tokens. On a CPU, MLX reads foreign
+    memory where a table is too small.
+    """
+    keys = {"vocab_size"} | _TABLES.intersection(config)
+    config = {**config, **dict.fromkeys(keys, rows)}
+    if "text_config" in config:
+        config["text_config"] = _with_vocabulary(config["text_config"], rows)
+    return config
+
+
 def write(folder: Path, config: dict[str, Any]) -> Path:
     """Save a model with the demo's tokenizer. The weights are the same on every run."""
     demo = json.loads((DEMO / "config.json").read_text())
-    vocabulary = {"vocab_size": demo["vocab_size"]}
-    config = {**config, **vocabulary, "eos_token_id": demo["eos_token_id"]}
-    if "text_config" in config:
-        config["text_config"] = {**config["text_config"], **vocabulary}
+    config = _with_vocabulary(config, demo["vocab_size"])
+    config["eos_token_id"] = demo["eos_token_id"]
     folder.mkdir(parents=True)
     model_class, arguments_class = _get_classes(config)
     mx.random.seed(7)
