@@ -11,6 +11,7 @@ have it.
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import statistics
 import sys
@@ -127,12 +128,12 @@ def _looking(engine: BatchedEngine, *, looks: bool) -> Iterator[None]:
 
 @cache
 def _no_levels(rows: int) -> mx.array:
-    return mx.zeros((rows, 1))
+    return mx.zeros((rows,))
 
 
 def _without_look(logits: mx.array) -> WatchedLogits:
     logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-    return WatchedLogits(logprobs, _no_levels(logits.shape[0]))
+    return WatchedLogits(logprobs, _no_levels(logits.shape[0]), -math.inf)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from worker.mlx_lm.caches import (
 )
 from worker.mlx_lm.generator import Tap
 from worker.mlx_lm.generator import decode as decode_tokens
-from worker.mlx_lm.step_watch import are_valid, watch
+from worker.mlx_lm.step_watch import WatchedLogits, are_valid, watch
 from worker.sampling.scores import Score
 from worker.structure.sampler import ConstrainedSampler
 from worker.system.errors import ModelError, may_pass, one_sentence
@@ -92,8 +92,8 @@ class RowSampler:
     def __init__(self, sequence: Sequence, model: Any) -> None:
         self.tap = Tap(model)
         self._sampler = ConstrainedSampler[int](lambda: (0,), self._pop_logits)
-        # The levels of the logits of tokens that were not given out yet.
-        self._levels: deque[mx.array] = deque()
+        # The logits of tokens that were not given out yet.
+        self._watched: deque[WatchedLogits] = deque()
         sequence.join(self._sampler, 0)
 
     def __call__(self, logprobs: mx.array) -> mx.array:
@@ -101,14 +101,15 @@ class RowSampler:
 
     def _pop_logits(self) -> mx.array:
         logits = self.tap.pop_logits()
-        levels = watch(logits[:, -1, :]).levels
-        mx.async_eval(levels)  # type: ignore[no-untyped-call]  # MLX's own stubs
-        self._levels.append(levels)
+        watched = watch(logits[:, -1, :])
+        mx.async_eval(watched.levels)  # type: ignore[no-untyped-call]  # MLX's own stubs
+        self._watched.append(watched)
         return logits
 
     def next_valid(self) -> bool:
         """Whether the earliest token that wasn't asked for yet was drawn from valid logits."""
-        return all(are_valid(self._levels.popleft()))
+        watched = self._watched.popleft()
+        return all(are_valid(watched.levels, watched.flat_level))
 
     def next_score(self) -> Score | None:
         return self._sampler.next_score(0)

@@ -8,6 +8,7 @@ the text is the same as without guesses. What follows a wrong guess is forgotten
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -271,7 +272,7 @@ class DecodingRows:
         for row in self._rows:
             row.unseen -= 1
         # Spoilt rows are gone by the time these tokens are given out.
-        return DrawnTokens(drawn, mx.zeros((len(self._rows), 1)))
+        return DrawnTokens(drawn, mx.zeros((len(self._rows),)), -math.inf)
 
     def _read(self) -> None:
         """Wait for the tokens that the last step drew."""
@@ -286,7 +287,7 @@ class DecodingRows:
         """Wait for tokens, and note which rows are spoilt."""
         tokens: list[int] = drawn.tokens.tolist()  # type: ignore[assignment]
         if self._watches:
-            self._note_spoilt(are_valid(drawn.levels))
+            self._note_spoilt(are_valid(drawn.levels, drawn.flat_level))
         return tokens
 
     def _note_spoilt(self, valid: list[bool]) -> None:
@@ -360,7 +361,7 @@ class DecodingRows:
             [decoding_row.length - begins for decoding_row in self._rows],
             [1] * len(self._rows),
         )
-        logprobs, levels = watch(logits)
+        logprobs, levels, flat_level = watch(logits)
         if any(row.processors for row in self._rows):
             parts = [
                 row.process(logits[index : index + 1], [] if begins else inputs[index : index + 1])
@@ -368,7 +369,7 @@ class DecodingRows:
             ]
             logprobs = _logprobs(mx.concatenate(parts))
         with self.model.sampling(self.uids):
-            self._drawn = DrawnTokens(self._draw(logprobs), levels)
+            self._drawn = DrawnTokens(self._draw(logprobs), levels, flat_level)
         computed = self._drawn if self._watches else self._drawn.tokens
         mx.async_eval(computed)  # type: ignore[no-untyped-call]  # MLX's own stubs
 
@@ -440,11 +441,11 @@ class DecodingRows:
                     for index, (row, row_guesses) in enumerate(parts)
                 ]
             )
-        logprobs, levels = watch(logits)
+        logprobs, levels, flat_level = watch(logits)
         if adjusted is not logits:
             logprobs = _logprobs(adjusted)
         drawn: list[int] = checker.check(logprobs, logits, carried).tolist()
-        valid = are_valid(levels) if self._watches else [True] * len(drawn)
+        valid = are_valid(levels, flat_level) if self._watches else [True] * len(drawn)
         # No guess is right at a place whose logits aren't valid.
         drawn = [
             token if is_valid else _NO_TOKEN for token, is_valid in zip(drawn, valid, strict=True)
