@@ -176,12 +176,13 @@ class CheckReports:
 
     async def add(self, places: Places, found: str, report: CheckReport) -> None:
         """Keep a report; the files had the fingerprint `found` when the check began. An incomplete
-        check doesn't replace a complete one of the same files by the same versions.
+        check doesn't replace one of the same files by the same versions that looked at more.
         """
         last = self._reports.get(places)
         if (
             last is not None
-            and report.verdict == "incomplete" != last.report.verdict
+            and report.verdict == "incomplete"
+            and _looked_at(report) < _looked_at(last.report)
             and (last.fingerprint, last.report.environment) == (found, report.environment)
         ):
             return
@@ -223,6 +224,11 @@ class CheckReports:
             await self._lane.run(write, _DISK_S, str(self._path))
         except OSError as error:
             logger.warning("The reports of checks can't be written: %s", error)
+
+
+def _looked_at(report: CheckReport) -> tuple[bool, int]:
+    """How much a check has looked at."""
+    return report.verdict != "incomplete", sum(section.ran for section in report.sections)
 
 
 def _stale(reports: tuple[_StoredReport, ...]) -> set[Places]:

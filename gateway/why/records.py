@@ -74,7 +74,8 @@ class Records:
         """The last request with this id, or whose answer has this id; of this owner, if one is
         given.
         """
-        names = name, _without_prefix(name)
+        # A request without an answer has an empty id of one.
+        names = {name, _without_prefix(name)} - {""}
         return next(
             (
                 record

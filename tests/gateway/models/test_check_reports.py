@@ -9,6 +9,7 @@ import pytest
 
 from gateway.models import check_reports
 from gateway.models.check_reports import CheckReport, CheckReports, fingerprint, read_reports
+from protocol.check import SectionDone
 
 
 def report(source: str) -> CheckReport:
@@ -65,7 +66,7 @@ async def test_a_report_of_files_that_changed_meanwhile_is_stale_at_once(tmp_pat
     assert kept.stale
 
 
-async def test_an_incomplete_check_replaces_no_complete_one_of_the_same_files(
+async def test_an_incomplete_check_replaces_none_that_looked_at_more(
     tmp_path: Path,
 ) -> None:
     folder = folder_in(tmp_path)
@@ -76,6 +77,11 @@ async def test_an_incomplete_check_replaces_no_complete_one_of_the_same_files(
     await reports.add(places, await reports.fingerprint(places), complete)
     await reports.add(places, await reports.fingerprint(places), incomplete)
     assert reports.report(places) == complete
+    await reports.forget(str(folder))
+    more = msgspec.structs.replace(incomplete, sections=(SectionDone("files", 0.1, True, "whole"),))
+    for unfinished in (incomplete, more, incomplete):
+        await reports.add(places, await reports.fingerprint(places), unfinished)
+    assert reports.report(places) == more
     (folder / "config.json").write_text("{ }")
     await reports.add(places, await reports.fingerprint(places), incomplete)
     assert reports.report(places) == incomplete

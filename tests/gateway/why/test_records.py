@@ -13,10 +13,13 @@ def test_requests_are_found_by_the_ids_of_request_and_answer() -> None:
     records = Records()
     record = asked(chat("Hello"), id="req_1", answer="resp_1", owner="ann")
     records.add(record)
+    records.add(asked(chat("Without an answer"), id="req_0", owner="ann"))
     for name in ("req_1", "resp_1", "msg_req_1", "chatcmpl-req_1", "cmpl-req_1"):
         assert records.find(name) is record
         assert records.find(name, "bob") is None
     assert records.find("req_2") is None
+    assert records.find("") is None
+    assert records.find("msg_") is None
 
 
 def test_only_requests_of_the_same_owner_come_before() -> None:

@@ -142,8 +142,9 @@ class _Conductor:
             self._unloadable = "The model computes invalid numbers."
             summary, ran = self._unloadable, True
         except Exception as error:
-            # A model's own code and template fail in any way.
-            self._answer(self._failure(part.section, error))
+            # A model's own code and template fail in any way, and after a fault by that fault.
+            if not self._faults:
+                self._answer(self._failure(part.section, error))
             summary, ran = "The section failed.", False
         seconds = time.monotonic() - began_at
         self._errand.answer(SectionDone(part.section, seconds, ran, summary))

@@ -27,6 +27,8 @@ _NAMED: Final = 3
 # The share of the check's time in which files are hashed.
 _HASHING: Final = 0.25
 _CHUNK_BYTES: Final = 1 << 22
+# The ends of answers, and settings of sampling and of the tokenizer.
+_SMALL: Final = ("generation_config.json", "tokenizer_config.json")
 _LAYER: Final = re.compile(r"\blayers?\.(\d+)\.")
 # The lengths of the hub's digests: of large files SHA-256, of others git's SHA-1 of a blob.
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
@@ -39,6 +41,7 @@ def check_the_files(subject: Subject) -> Findings:
     except ModelError as error:
         yield TELL.fault("The files of the model aren't whole.", error.reason, _PULL)
         return "The files can't be loaded."
+    yield from _beside(subject.folder)
     headers = {path: read_header(path) for path in weight_files(subject.folder)}
     yield from _index(subject.folder, headers)
     yield from _doubled(headers)
@@ -66,6 +69,15 @@ def listed(names: Iterator[str] | list[str] | set[str]) -> str:
     every = sorted(names)
     more = f" and {len(every) - _NAMED} more" if len(every) > _NAMED else ""
     return f"{', '.join(every[:_NAMED])}{more}"
+
+
+def _beside(folder: Path) -> Iterator[CheckFinding]:
+    """Small files that can't be read. A load does without them, and loses what they say."""
+    for path in (folder / name for name in _SMALL if (folder / name).is_file()):
+        try:
+            read_table(path)
+        except (OSError, ValueError) as error:
+            yield TELL.fault(f"{path.name} can't be read.", f"{error}.", _PULL)
 
 
 def _index(folder: Path, headers: dict[Path, Header]) -> Iterator[CheckFinding]:

@@ -13,7 +13,7 @@ from protocol.check import CheckFinding
 from protocol.model_files import encoder_of
 from worker.errands.check.files import listed
 from worker.errands.check.loss import TooSlowError
-from worker.errands.check.search import UNUSUAL_LOSS, Search
+from worker.errands.check.search import UNUSUAL_LOSS, USUAL_LOSS, Search
 from worker.errands.check.subject import (
     Findings,
     InvalidNumbersError,
@@ -32,6 +32,7 @@ from worker.errands.check.weights import MatrixFigures, matrices
 
 TELL: Final = Teller("numbers")
 _BROKEN_LOSS: Final = 6.5
+_OTHERWISE: Final = "If it is no model of another language or trade, take another conversion."
 # Weights are random as a whole if more matrices than this share are.
 _WHOLE: Final = 0.9
 # The rows of a narrower model differ little, and such a model knows too little to be judged by a
@@ -63,7 +64,7 @@ def check_the_numbers(subject: Subject) -> Findings:
     except TooSlowError:
         yield from _outliers_alone(figures, model)
         raise UncheckedError(
-            f"{len(figures)} matrices were looked at; this device is too slow for a text."
+            f"{len(figures)} matrices were looked at; the time was too short for a text."
         ) from None
     if not is_narrow and all(matrix.layer is None for matrix in random):
         yield from search.findings()
@@ -125,6 +126,13 @@ def _unusual(loss: float, highest: float, subject: Subject) -> Iterator[CheckFin
         yield TELL.warning(
             "The model knows English badly.",
             f"{evidence}; trained models have 2 to 4.",
-            "If it is no model of another language or trade, take another conversion.",
+            _OTHERWISE,
             "model",
+        )
+    elif loss > USUAL_LOSS:
+        yield TELL.remark(
+            "The model finds a plain English text less likely than most models do.",
+            f"{evidence}; most trained models have 2 to {USUAL_LOSS}. Swapped layers can be the "
+            "cause.",
+            _OTHERWISE,
         )

@@ -36,7 +36,7 @@ from worker.errands.check.weights import MatrixFigures, kind_of
 
 TELL: Final = Teller("numbers")
 # Most trained models have less loss on this text: SmolLM2 with 135 million parameters has 2.8.
-_USUAL_LOSS: Final = 3.5
+USUAL_LOSS: Final = 3.5
 UNUSUAL_LOSS: Final = 4.5
 # A repair of the whole model makes the text likelier by so much, in nats a token.
 _LEAST_GAIN: Final = 0.05
@@ -105,7 +105,7 @@ class Search:
         kinds = [head_repairs(self._model), self._dropped_head(), position_repairs(self._model)]
         if base > UNUSUAL_LOSS:
             kinds.append(whole_repairs(self._model))
-        if base > _USUAL_LOSS:
+        if base > USUAL_LOSS:
             kinds += [self._edge_norms(), self._layers()]
         return self._best(chain.from_iterable(kinds))
 
@@ -117,7 +117,7 @@ class Search:
         """The repair with the largest gain, if it is large enough: a change of a broken model may
         gain a little by chance.
         """
-        above = max(0.0, self.text.base - _USUAL_LOSS)
+        above = max(0.0, self.text.base - USUAL_LOSS)
         known = _KNOWN * math.log(self._subject.loaded.vocabulary)
         least = max(_LEAST_GAIN + _LEAST_SHARE * above, self.text.base - known)
         enough = above * _ENOUGH

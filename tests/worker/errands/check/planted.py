@@ -93,6 +93,10 @@ def cut_off(folder: Path) -> None:
     path.write_bytes(content)
 
 
+def unreadable_settings(folder: Path) -> None:
+    write(folder / "generation_config.json", "{")
+
+
 def other_shape(folder: Path) -> None:
     name = "model.layers.1.mlp.down_proj.weight"
     change(folder, lambda weights: weights.update({name: weights[name].T}))

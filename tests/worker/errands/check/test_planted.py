@@ -53,6 +53,7 @@ CHEAP = [
     Case("tiny", planted.missing_tensor, check_the_files, "in no file"),
     Case("tiny", planted.doubled_tensor, check_the_files, "in several files"),
     Case("tiny", planted.cut_off, check_the_files, "cut off"),
+    Case("tiny", planted.unreadable_settings, check_the_files, "generation_config.json can't be"),
     Case("tiny", planted.other_shape, check_the_files, "another shape"),
     Case("smollm2", planted.layer_count, check_the_files, "other numbers of layers"),
     Case("smollm2", planted.no_head, check_the_files, "have no head"),
