@@ -132,7 +132,16 @@ def _ends(subject: Subject, tokenizer: Any) -> Iterator[CheckFinding]:
         ending = turn_end(subject)
     except (PromptError, SectionSkipped):
         return
-    if ending is not None and ending not in known:
+    if ending is None or ending in known:
+        return
+    if _begins_turns(subject, ending):
+        yield TELL.fault(
+            "The template ends no turn.",
+            f"After an answer it goes on with {_named(tokenizer, [ending])[0]}, which begins the "
+            "next turn.",
+            "Copy chat_template from the original model.",
+        )
+    else:
         where = "generation_config.json" if end_token_ids(subject.folder) else "config.json"
         yield TELL.fault(
             "The token that ends a turn of the template doesn't end an answer.",
@@ -140,6 +149,13 @@ def _ends(subject: Subject, tokenizer: Any) -> Iterator[CheckFinding]:
             f"{', '.join(_named(tokenizer, sorted(known)))}.",
             f"Add {ending} to eos_token_id in {where}.",
         )
+
+
+def _begins_turns(subject: Subject, token_id: int) -> bool:
+    token = str(subject.tokenizer.convert_ids_to_tokens(token_id))
+    text = subject.chat.text(ChatPrompt((ChatMessage("user", "a"),)), None, lambda _: "a")
+    behind_first = text.removeprefix(subject.tokenizer.bos_token or "").lstrip()
+    return text.startswith(token) or behind_first.startswith(token)
 
 
 def turn_end(subject: Subject) -> int | None:

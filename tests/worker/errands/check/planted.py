@@ -139,6 +139,13 @@ def wrong_end(folder: Path) -> None:
     set_in(folder, "tokenizer_config.json", eos_token="<|endoftext|>")
 
 
+def endless_turns(folder: Path) -> None:
+    template = (folder / "chat_template.jinja").read_text()
+    ending = "message['content'] + '<|im_end|>'"
+    assert ending in template
+    write(folder / "chat_template.jinja", template.replace(ending, "message['content']"))
+
+
 def ordinary_end(folder: Path) -> None:
     set_in(folder, "generation_config.json", eos_token_id=[2, 260])
 

@@ -59,6 +59,7 @@ CHEAP = [
     Case("smollm2", planted.no_head, check_the_files, "have no head"),
     Case("smollm2", planted.other_content, check_the_files, "isn't the file that the hub has"),
     Case("smollm2", planted.wrong_end, check_the_tokenizer, "ends a turn"),
+    Case("smollm2", planted.endless_turns, check_the_tokenizer, "ends no turn"),
     Case("smollm2", planted.ordinary_end, check_the_tokenizer, "Ordinary tokens end answers"),
     Case("smollm2", planted.foreign_tokenizer, check_the_tokenizer, "no embedding"),
     Case("smollm2", planted.lower_case, check_the_tokenizer, "Texts change"),
