@@ -22,7 +22,7 @@ from mlx_vlm.utils import (
     should_add_special_tokens,
 )
 
-from worker.mlx_lm.caches import RecurrentCache, as_mlx_lms
+from worker.mlx_lm.caches import RecurrentCache, SeveralCaches, as_mlx_lms
 
 # Language models keep positions of one sequence in these attributes, from call to call.
 _SHIFTS: Final = "_rope_deltas"
@@ -44,6 +44,11 @@ def knows(kind: str) -> bool:
 def read_model(folder: Path) -> Any:
     """The model in a folder. Its weights are read when they are used."""
     return load_model(folder, lazy=True)
+
+
+def language_of(model: Any) -> Any:
+    """The part of a model that writes text: the model itself if it has no such part."""
+    return getattr(model, "language_model", model)
 
 
 def lacks(model: Any, names: re.Pattern[str]) -> str | None:
@@ -116,6 +121,9 @@ def make_caches(language: Any) -> list[Any]:
 
 
 def _as_mlx_lms(layer_cache: Any) -> Any:
+    # The exact types count, since subclasses may keep more.
+    if type(layer_cache) is cache.CacheList:
+        return SeveralCaches(*map(_as_mlx_lms, layer_cache.caches))
     is_states = type(layer_cache) is cache.ArraysCache
     return _States(len(layer_cache.cache)) if is_states else as_mlx_lms(layer_cache)
 

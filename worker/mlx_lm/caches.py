@@ -23,6 +23,8 @@ from worker.mlx_lm.row_caches import RowsCache
 
 # The caches of layers with a recurrent state.
 RecurrentCache: TypeAlias = ArraysCache
+# The caches of one layer that has several.
+SeveralCaches: TypeAlias = CacheList
 # Caches that grow with each token. Their arrays have the tokens on the last axis but one.
 _GROWING: Final = (KVCache, ConcatenateKVCache, BatchKVCache)
 # Caches that don't grow, and whose states can be taken out and put back.
