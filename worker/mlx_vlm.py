@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import mlx.core as mx
+from mlx import nn
 from mlx_vlm.generate.common import _chunked_prefill_enabled
 from mlx_vlm.models import cache
 from mlx_vlm.prompt_utils import MODEL_CONFIG, get_message_json
@@ -44,6 +45,27 @@ def knows(kind: str) -> bool:
 def read_model(folder: Path) -> Any:
     """The model in a folder. Its weights are read when they are used."""
     return load_model(folder, lazy=True)
+
+
+def read_language(folder: Path) -> Any:
+    """The part that writes text of the model in a folder. Its weights are read when they are used.
+    Other parts get no weights, and files need have none of them.
+    """
+    fill = nn.Module.load_weights
+
+    def fill_language(model: Any, weights: list[tuple[str, mx.array]], strict: bool = True) -> Any:
+        language = language_of(model)
+        inside = next(name for name, module in model.named_modules() if module is language)
+        prefix = f"{inside}." if inside else ""
+        own = {name: array for name, array in weights if name.startswith(prefix)}
+        return fill(language, [(name[len(prefix) :], array) for name, array in own.items()], strict)
+
+    # mlx-vlm gives weights to the whole model at once, and wants them all.
+    nn.Module.load_weights = fill_language
+    try:
+        return language_of(read_model(folder))
+    finally:
+        nn.Module.load_weights = fill
 
 
 def language_of(model: Any) -> Any:

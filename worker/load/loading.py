@@ -18,7 +18,7 @@ from mlx.utils import tree_flatten
 
 from protocol.architectures import is_mlx_lms, is_mlx_vlms
 from protocol.extras import command_to_add
-from protocol.model_files import encoder_of, read_config, read_header
+from protocol.model_files import encoder_of, read_config, read_header, text_table
 from protocol.model_folder import end_token_ids, templates_of, weight_files
 from protocol.requests import SamplingDefaults
 from worker import mlx_embeddings as encoders
@@ -356,7 +356,7 @@ def _text_config(config: dict[str, Any]) -> dict[str, Any]:
     nested = config.get("text_config") or {}
     if not isinstance(nested, dict):
         raise ModelError(f"config.json: text_config is {nested!r}, and must be an object.")
-    return {**config, **nested}
+    return {**config, **text_table(config)}
 
 
 def _vocabulary(config: dict[str, Any], tokenizer: Any) -> int:

@@ -84,7 +84,8 @@ def as_mlx_lms(cache: Any) -> Any:
     """mlx-lm's cache in place of another library's, or `cache` itself if mlx-lm lacks that kind."""
     # The exact name counts, since subclasses may keep more.
     match type(cache).__name__:
-        case "KVCache":
+        case "KVCache" | "HyV4KVCache":
+            # The second differs in the steps by which it grows.
             return KVCache()
         case "RotatingKVCache":
             return RotatingKVCache(cache.max_size, cache.keep)

@@ -14,14 +14,14 @@ from worker.vision.prompt import SHIFT
 
 
 def load_language(folder: Path) -> tuple[LanguagePart, dict[str, Any]]:
-    """The part that writes text of the model in a folder, and the model's configuration. Weights
-    are read when they are used, so those of other parts never are.
+    """The part that writes text of the model in a folder, and the model's configuration. Its
+    weights are read when they are used, and those of other parts never.
 
     Raises:
         Exception: the files can't be understood; each architecture fails in its own way.
     """
     config: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
-    return LanguagePart(mlx_vlm.language_of(mlx_vlm.read_model(folder))), config
+    return LanguagePart(mlx_vlm.read_language(folder)), config
 
 
 class LanguagePart:
