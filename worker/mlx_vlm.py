@@ -135,6 +135,13 @@ class _States(cache.ArraysCache, RecurrentCache):  # type: ignore[misc]  # both 
         return merged
 
 
+class _SeveralCaches(cache.CacheList, SeveralCaches):  # type: ignore[misc]  # both are untyped
+    """mlx-vlm's caches of one layer, known as mlx-lm's. mlx-vlm's models ask for their own type."""
+
+    def extract(self, row: int) -> _SeveralCaches:
+        return _SeveralCaches(*(part.extract(row) for part in self.caches))
+
+
 def make_caches(language: Any) -> list[Any]:
     """New caches for a language model. A cache whose kind mlx-lm has too becomes mlx-lm's: the size
     of such caches is known, and they can be cut into blocks.
@@ -145,7 +152,7 @@ def make_caches(language: Any) -> list[Any]:
 def _as_mlx_lms(layer_cache: Any) -> Any:
     # The exact types count, since subclasses may keep more.
     if type(layer_cache) is cache.CacheList:
-        return SeveralCaches(*map(_as_mlx_lms, layer_cache.caches))
+        return _SeveralCaches(*map(_as_mlx_lms, layer_cache.caches))
     is_states = type(layer_cache) is cache.ArraysCache
     return _States(len(layer_cache.cache)) if is_states else as_mlx_lms(layer_cache)
 

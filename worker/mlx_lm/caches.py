@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import ceil
 from typing import Any, Final, TypeAlias
 
 import mlx.core as mx
@@ -118,6 +119,11 @@ def bytes_of(caches: Sequence[Any]) -> tuple[int, int]:
             row_bytes += leaf.nbytes * _window_tokens(leaf) // leaf.keys.shape[2]
         elif isinstance(leaf, KVCache):
             token_bytes += 0 if leaf.keys is None else leaf.nbytes // leaf.keys.shape[2]
+        elif hasattr(leaf, "memory_profile") and not has_known_state(leaf):
+            # One of mlx-vlm's own kinds, which tell their growth.
+            profile = leaf.memory_profile(0)
+            token_bytes += ceil(profile.bytes_per_token)
+            row_bytes += profile.fixed_bytes
         else:
             row_bytes += leaf.nbytes
     return token_bytes, row_bytes

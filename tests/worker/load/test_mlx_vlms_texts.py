@@ -1,0 +1,171 @@
+"""Models that only mlx-vlm knows are computed as texts, by the same engine as mlx-lm's."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+
+from gateway.library.description import describe
+from gateway.memory.caches import cache_shape
+from tests.support.shapes import DEMO
+from tests.support.vlm_shapes import ONLY_MLX_VLMS, write_mlx_vlms
+from worker.engines.batched_engine import BatchedEngine
+from worker.engines.decoding import Caches
+from worker.engines.room import CacheRoom, CacheSizes, measure
+from worker.engines.sequence import Engine, Sequence
+from worker.engines.sequential import SequentialEngine
+from worker.load.loading import LoadedModel, load
+from worker.mlx_lm.caches import make_caches
+from worker.prompt_cache.blocks import Cutter
+from worker.prompt_cache.cache import PromptCache
+
+pytest.importorskip("mlx_vlm", reason="the extra vision is not installed")
+
+_UNBOUNDED: Final = CacheRoom(CacheSizes(0, 0, 1.0))
+_TOKENS: Final = 24
+_PROMPTS: Final = (
+    "Bulkhead",
+    "Once there was a ship with seven holds, and each of them had a door of its own",
+)
+# mlx-vlm computes the tokens behind a prompt otherwise than the same tokens in a prompt.
+_ALONE: Final = ("deepseek_v4",)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    made: dict[str, Path] = {}
+
+    def folder(kind: str) -> Path:
+        if kind not in made:
+            made[kind] = write_mlx_vlms(tmp_path_factory.mktemp("models") / kind, kind)
+        return made[kind]
+
+    return folder
+
+
+def _load(folder: Path) -> LoadedModel:
+    return load(str(folder), lambda _done, _total: None, lambda: False)
+
+
+def _answers(engine: Engine, prompts: list[list[int]], known: int = 0) -> list[list[int]]:
+    """The tokens of the answers. The first tokens of each prompt came from the cache, so many."""
+    answers: dict[str, list[int]] = {str(row): [] for row in range(len(prompts))}
+    for row, prompt in zip(answers, prompts, strict=True):
+        engine.add(Sequence(row, prompt, _TOKENS, None, ignore_eos=True))
+    while any(len(answer) < _TOKENS for answer in answers.values()):
+        for token in engine.step():
+            assert token.cached_tokens >= known
+            answers[token.request_id].append(token.token_id)
+        engine.store_blocks()
+        assert engine.remove_broken() == []
+    return list(answers.values())
+
+
+def _by_itself(folder: Path, prompts: list[list[int]]) -> list[list[int]]:
+    """The likeliest tokens by mlx-vlm alone, one prompt after the other."""
+    from mlx_vlm.models.cache import make_prompt_cache
+    from mlx_vlm.utils import load_model
+
+    language = load_model(folder).language_model
+    answers = []
+    for prompt in prompts:
+        caches = make_prompt_cache(language)
+        if hasattr(language, "_rope_deltas"):
+            language._rope_deltas = language._position_ids = None
+        language(mx.array([prompt[:-1]]), cache=caches)
+        answer = prompt[-1:]
+        for _ in range(_TOKENS):
+            logits = language(mx.array([answer[-1:]]), cache=caches).logits
+            answer.append(int(mx.argmax(logits[0, -1]).item()))
+        answers.append(answer[1:])
+    return answers
+
+
+def _engine(loaded: LoadedModel, cache: PromptCache | None = None) -> Engine:
+    from worker.vision.trial import why_alone
+
+    caches = Caches(loaded.model)
+    if why_alone(loaded.model, looks=False) is None:
+        return BatchedEngine(caches.model, (), 8, _UNBOUNDED, cache)
+    return SequentialEngine(loaded.model, (), _UNBOUNDED, caches, cache)
+
+
+def _prompts(loaded: LoadedModel) -> list[list[int]]:
+    return [list(loaded.tokenizer.encode(prompt)) for prompt in _PROMPTS]
+
+
+def _without_towers(folder: Path) -> bool:
+    """Whether mlx-vlm itself, which wants all parts, can't load the model."""
+    return folder.name == "granite4_vision"
+
+
+@pytest.mark.parametrize("kind", ONLY_MLX_VLMS)
+def test_its_texts_are_mlx_vlms(kind: str, folders: Callable[[str], Path]) -> None:
+    """Two in a batch, and each alone."""
+    folder = folders(kind)
+    assert describe(folder).problem is None
+    loaded = _load(folder)
+    assert loaded.is_by_mlx_vlm
+    engine = _engine(loaded)
+    assert isinstance(engine, SequentialEngine) == (kind in _ALONE)
+    prompts = _prompts(loaded)
+    together = _answers(engine, prompts)
+    assert together == [_answers(_engine(loaded), [prompt])[0] for prompt in prompts]
+    assert len({tuple(answer) for answer in together}) == len(prompts)
+    if not _without_towers(folder):
+        assert together == _by_itself(folder, prompts)
+
+
+@pytest.mark.parametrize("kind", sorted(ONLY_MLX_VLMS.keys() - set(_ALONE)))
+def test_a_second_prompt_comes_from_the_cache(kind: str, folders: Callable[[str], Path]) -> None:
+    loaded = _load(folders(kind))
+    caches = Caches(loaded.model)
+    cutter = Cutter(caches.run, caches.make)
+    assert cutter.can_restore
+    engine = _engine(loaded, PromptCache(cutter, None))
+    prompt = (_prompts(loaded)[1] * 8)[:150]
+    answer = _answers(engine, [prompt])
+    assert _answers(engine, [prompt], known=64) == answer
+
+
+@pytest.mark.parametrize("kind", ONLY_MLX_VLMS)
+def test_it_takes_the_bytes_of_its_text_alone(kind: str, folders: Callable[[str], Path]) -> None:
+    folder = folders(kind)
+    loaded = _load(folder)
+    own = dict(tree_flatten(loaded.model.parameters())).values()
+    assert loaded.weight_bytes == sum(array.nbytes for array in own)
+    config = json.loads((folder / "config.json").read_text())
+    if "vision_config" in config:
+        every = mx.load(str(folder / "model.safetensors")).values()
+        assert loaded.weight_bytes < sum(array.nbytes for array in every)
+    assert loaded.vocabulary == 704
+    assert loaded.context_tokens == 4096
+    # The gateway knows of each byte of a token before the load, or counts more.
+    sizes = measure(loaded.model, lambda: make_caches(loaded.model))
+    assert 0 < sizes.token_bytes <= cache_shape(config, 4).full_token_bytes
+
+
+def test_mlx_vlm_loads_what_mlx_lm_cannot(tmp_path: Path) -> None:
+    """mlx-lm wants a place for each of the weights."""
+    folder = shutil.copytree(DEMO, tmp_path / "model")
+    weights: dict[str, Any] = mx.load(str(folder / "model.safetensors"))
+    mx.save_safetensors(
+        str(folder / "model.safetensors"),
+        {**weights, "vision_tower.blocks.0.weight": mx.zeros((8, 8))},
+        {"format": "mlx"},
+    )
+    loaded = _load(folder)
+    assert loaded.is_by_mlx_vlm
+    plain = _load(DEMO)
+    assert not plain.is_by_mlx_vlm
+    prompts = _prompts(plain)
+    assert _answers(_engine(loaded), prompts) == _answers(
+        BatchedEngine(plain.model, (), 8, _UNBOUNDED), prompts
+    )
