@@ -14,24 +14,27 @@ from mlx.utils import tree_flatten
 
 from gateway.library.description import describe
 from gateway.memory.caches import cache_shape
+from tests.support.picture_model import picture_model
 from tests.support.shapes import DEMO
 from tests.support.vlm_shapes import ONLY_MLX_VLMS, write_mlx_vlms
 from worker.engines.batched_engine import BatchedEngine
 from worker.engines.decoding import Caches
 from worker.engines.room import CacheRoom, CacheSizes, measure
-from worker.engines.sequence import Engine, Sequence
+from worker.engines.sequence import Engine, Sequence, Token
 from worker.engines.sequential import SequentialEngine
 from worker.load.loading import LoadedModel, load
 from worker.mlx_lm.caches import make_caches
 from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
+from worker.prompt_cache.path import Paths
+from worker.system.errors import ModelError
 
 pytest.importorskip("mlx_vlm", reason="the extra vision is not installed")
 
 _UNBOUNDED: Final = CacheRoom(CacheSizes(0, 0, 1.0))
 _TOKENS: Final = 24
 _PROMPTS: Final = (
-    "Bulkhead",
+    "A ship has bulkheads",
     "Once there was a ship with seven holds, and each of them had a door of its own",
 )
 # mlx-vlm computes the tokens behind a prompt otherwise than the same tokens in a prompt.
@@ -54,15 +57,21 @@ def _load(folder: Path) -> LoadedModel:
     return load(str(folder), lambda _done, _total: None, lambda: False)
 
 
-def _answers(engine: Engine, prompts: list[list[int]], known: int = 0) -> list[list[int]]:
-    """The tokens of the answers. The first tokens of each prompt came from the cache, so many."""
-    answers: dict[str, list[int]] = {str(row): [] for row in range(len(prompts))}
-    for row, prompt in zip(answers, prompts, strict=True):
-        engine.add(Sequence(row, prompt, _TOKENS, None, ignore_eos=True))
+def _answers(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
+    sequences = [
+        Sequence(str(row), prompt, _TOKENS, None, ignore_eos=True)
+        for row, prompt in enumerate(prompts)
+    ]
+    return [[token.token_id for token in answer] for answer in _run(engine, sequences)]
+
+
+def _run(engine: Engine, sequences: list[Sequence]) -> list[list[Token]]:
+    answers: dict[str, list[Token]] = {sequence.request_id: [] for sequence in sequences}
+    for sequence in sequences:
+        engine.add(sequence)
     while any(len(answer) < _TOKENS for answer in answers.values()):
         for token in engine.step():
-            assert token.cached_tokens >= known
-            answers[token.request_id].append(token.token_id)
+            answers[token.request_id].append(token)
         engine.store_blocks()
         assert engine.remove_broken() == []
     return list(answers.values())
@@ -130,9 +139,16 @@ def test_a_second_prompt_comes_from_the_cache(kind: str, folders: Callable[[str]
     cutter = Cutter(caches.run, caches.make)
     assert cutter.can_restore
     engine = _engine(loaded, PromptCache(cutter, None))
+    paths = Paths(b"", None, needs_snapshots=cutter.needs_snapshots)
     prompt = (_prompts(loaded)[1] * 8)[:150]
-    answer = _answers(engine, [prompt])
-    assert _answers(engine, [prompt], known=64) == answer
+
+    def ask() -> list[Token]:
+        path = paths.find(prompt, "", [len(prompt)])
+        return _run(engine, [Sequence("", prompt, _TOKENS, None, ignore_eos=True, path=path)])[0]
+
+    first, second = ask(), ask()
+    assert (first[0].cached_tokens, second[0].cached_tokens) == (0, 128)
+    assert [token.token_id for token in first] == [token.token_id for token in second]
 
 
 @pytest.mark.parametrize("kind", ONLY_MLX_VLMS)
@@ -153,19 +169,40 @@ def test_it_takes_the_bytes_of_its_text_alone(kind: str, folders: Callable[[str]
 
 
 def test_mlx_vlm_loads_what_mlx_lm_cannot(tmp_path: Path) -> None:
-    """mlx-lm wants a place for each of the weights."""
-    folder = shutil.copytree(DEMO, tmp_path / "model")
-    weights: dict[str, Any] = mx.load(str(folder / "model.safetensors"))
-    mx.save_safetensors(
-        str(folder / "model.safetensors"),
-        {**weights, "vision_tower.blocks.0.weight": mx.zeros((8, 8))},
-        {"format": "mlx"},
-    )
-    loaded = _load(folder)
-    assert loaded.is_by_mlx_vlm
-    plain = _load(DEMO)
+    """mlx-lm wants a place for each weight of a part that doesn't write text."""
+    folder = picture_model(tmp_path / "model", "gemma3")
+    plain = _load(folder)
     assert not plain.is_by_mlx_vlm
     prompts = _prompts(plain)
-    assert _answers(_engine(loaded), prompts) == _answers(
-        BatchedEngine(plain.model, (), 8, _UNBOUNDED), prompts
-    )
+    expected = _by_itself(folder, prompts)
+    file = str(folder / "model.safetensors")
+    weights: dict[str, Any] = {name: array + 0 for name, array in mx.load(file).items()}
+    mx.eval(weights)
+    mx.save_safetensors(file, {**weights, "audio_tower.weight": mx.ones((8, 8))}, {"format": "mlx"})
+    loaded = _load(folder)
+    assert loaded.is_by_mlx_vlm
+    assert _answers(_engine(loaded), prompts) == expected
+
+
+def test_mlx_lms_reason_is_told_if_both_fail(tmp_path: Path) -> None:
+    folder = shutil.copytree(DEMO, tmp_path / "model")
+    mx.save_safetensors(str(folder / "model.safetensors"), {"odd": mx.ones((8, 8))})
+    with pytest.raises(ModelError, match="parameters not in model"):
+        _load(folder)
+
+
+def test_without_mlx_vlm_its_models_name_the_line_that_installs_it(
+    folders: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folders("k2_horizon")
+    monkeypatch.setattr("worker.load.loading.find_spec", lambda _name: None)
+    with pytest.raises(ModelError, match=r"k2_horizon\. mlx-vlm may.* installs it: .*vision"):
+        _load(folder)
+
+
+def test_a_kind_that_no_library_knows_is_named(tmp_path: Path) -> None:
+    folder = shutil.copytree(DEMO, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "bulk"}))
+    with pytest.raises(ModelError, match="type bulk, and mlx-vlm knows none"):
+        _load(folder)

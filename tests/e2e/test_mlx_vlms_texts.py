@@ -1,0 +1,102 @@
+"""Models that only mlx-vlm knows, over HTTP: they are served as mlx-lm's are."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pytest
+
+from tests.support.gateway import START_S, Gateway, eventually
+from tests.support.streams import open_stream
+from tests.support.vlm_shapes import write_mlx_vlms
+
+pytest.importorskip("mlx_vlm", reason="the extra vision is not installed")
+
+# One with experts and windows, one that keeps positions, and one that runs alone.
+BATCHED: Final = ("cohere2_moe", "glm4v")
+ALONE: Final = "deepseek_v4"
+BLOCK: Final = 64
+STORY: Final = "Tell me a story."
+LONG: Final = {"max_tokens": 600, "ignore_eos": True, "temperature": 0}
+SCHEMA: Final = {
+    "type": "object",
+    "properties": {"a": {"enum": ["x", "y"]}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    folder = tmp_path_factory.mktemp("models")
+    for kind in (*BATCHED, ALONE):
+        write_mlx_vlms(folder / kind, kind)
+    config = f'[memory]\nbudget = "6GB"\n[models]\ndiscover = ["{folder}"]\n'
+    running = Gateway(config=config, models=())
+    yield running
+    assert running.stop() == 0, running.log
+
+
+def _complete(gateway: Gateway, model: str, prompt: list[int]) -> tuple[str, int]:
+    """The text, and how many tokens of the prompt were cached."""
+    body = {"model": model, "prompt": prompt, "max_tokens": 12, "temperature": 0}
+    answer = gateway.client.post("/v1/completions", json=body).raise_for_status().json()
+    cached: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return answer["choices"][0]["text"], cached
+
+
+@pytest.mark.parametrize("model", [*BATCHED, ALONE])
+def test_schemas_and_tools_hold(model: str, gateway: Gateway) -> None:
+    wanted: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
+    said = gateway.say("Hello", model, response_format=wanted, max_tokens=60)
+    assert json.loads(said)["a"] in ("x", "y")
+    tool = {"type": "function", "function": {"name": "f", "parameters": SCHEMA, "strict": True}}
+    asked = gateway.chat("Hello", model, tools=[tool], tool_choice="required", max_tokens=80)
+    (call,) = asked.raise_for_status().json()["choices"][0]["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"])["a"] in ("x", "y")
+
+
+@pytest.mark.parametrize("model", BATCHED)
+def test_a_second_prompt_is_found_again(model: str, gateway: Gateway) -> None:
+    drawn = random.Random(5)
+    prompt = [drawn.randrange(10, 600) for _ in range(4 * BLOCK)]
+    text, cached = _complete(gateway, model, prompt)
+    assert cached == 0
+    again, cached = _complete(gateway, model, prompt)
+    assert (again, cached > 2 * BLOCK) == (text, True)
+
+
+@pytest.mark.parametrize("model", BATCHED)
+def test_a_killed_worker_costs_no_token(model: str, gateway: Gateway) -> None:
+    whole = open_stream(gateway, STORY, model, **LONG).join()
+    assert whole.done
+    killed = open_stream(gateway, STORY, model, **LONG)
+    eventually(lambda: len(killed.text) > 10, START_S)
+    pid = gateway.worker_pid(model)
+    os.kill(pid, signal.SIGKILL)
+    killed.join()
+    assert gateway.worker_pid(model) != pid
+    assert (killed.done, killed.text) == (True, whole.text)
+
+
+def test_what_cannot_run_together_says_so(gateway: Gateway) -> None:
+    for model in BATCHED:
+        gateway.load(model)
+        assert not gateway.model(model)["alone"]
+    gateway.load(ALONE)
+    assert "answers otherwise" in gateway.model(ALONE)["alone"]
+
+
+@pytest.mark.slow
+def test_a_check_reads_it(gateway: Gateway) -> None:
+    answer = gateway.client.post(f"/admin/v1/models/{BATCHED[0]}/check")
+    report = answer.raise_for_status().json()
+    assert (report["state"], report["reason"]) == ("done", None)
+    faults = [finding for finding in report["findings"] if finding["severity"] == "fault"]
+    # Numbers of random weights are not those of a trained model.
+    assert {fault["section"] for fault in faults} <= {"numbers", "chat"}
