@@ -23,7 +23,7 @@ from gateway.system.memory import back_end
 from gateway.system.notation import format_size
 from protocol.architectures import is_mlx_lms, is_mlx_vlms
 from protocol.extras import command_to_add
-from protocol.model_files import encoder_of, read_config, read_header, refusal
+from protocol.model_files import encoder_of, read_config, read_header, refusal, text_table
 from protocol.model_folder import check_folder, templates_of, weight_files
 
 logger = logging.getLogger(__name__)
@@ -132,8 +132,7 @@ def _quantization(config: Mapping[str, Any], folder: Path) -> str | None:
             if mode == "affine" and bits in _BITS:
                 return f"{bits}bit"
             return method if isinstance(method, str) else None
-    nested = config.get("text_config")
-    text = {**config, **(nested if isinstance(nested, dict) else {})}
+    text = {**config, **text_table(config)}
     kind = _type_of_weights(folder) or text.get("torch_dtype") or text.get("dtype")
     return _TYPES.get(kind, kind) if isinstance(kind, str) else None
 

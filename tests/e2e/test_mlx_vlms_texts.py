@@ -23,6 +23,7 @@ ALONE: Final = "deepseek_v4"
 BLOCK: Final = 64
 STORY: Final = "Tell me a story."
 LONG: Final = {"max_tokens": 600, "ignore_eos": True, "temperature": 0}
+QUICK: Final = {"max_tokens": 80, "reasoning_effort": "none"}
 SCHEMA: Final = {
     "type": "object",
     "properties": {"a": {"enum": ["x", "y"]}},
@@ -53,10 +54,10 @@ def _complete(gateway: Gateway, model: str, prompt: list[int]) -> tuple[str, int
 @pytest.mark.parametrize("model", [*BATCHED, ALONE])
 def test_schemas_and_tools_hold(model: str, gateway: Gateway) -> None:
     wanted: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
-    said = gateway.say("Hello", model, response_format=wanted, max_tokens=60)
+    said = gateway.say("Hello", model, response_format=wanted, **QUICK)
     assert json.loads(said)["a"] in ("x", "y")
     tool = {"type": "function", "function": {"name": "f", "parameters": SCHEMA, "strict": True}}
-    asked = gateway.chat("Hello", model, tools=[tool], tool_choice="required", max_tokens=80)
+    asked = gateway.chat("Hello", model, tools=[tool], tool_choice="required", **QUICK)
     (call,) = asked.raise_for_status().json()["choices"][0]["message"]["tool_calls"]
     assert json.loads(call["function"]["arguments"])["a"] in ("x", "y")
 
@@ -68,7 +69,7 @@ def test_a_second_prompt_is_found_again(model: str, gateway: Gateway) -> None:
     text, cached = _complete(gateway, model, prompt)
     assert cached == 0
     again, cached = _complete(gateway, model, prompt)
-    assert (again, cached > 2 * BLOCK) == (text, True)
+    assert (again, cached >= BLOCK) == (text, True)
 
 
 @pytest.mark.parametrize("model", BATCHED)
@@ -84,12 +85,12 @@ def test_a_killed_worker_costs_no_token(model: str, gateway: Gateway) -> None:
     assert (killed.done, killed.text) == (True, whole.text)
 
 
-def test_what_cannot_run_together_says_so(gateway: Gateway) -> None:
+def test_a_model_that_runs_alone_says_so(gateway: Gateway) -> None:
     for model in BATCHED:
         gateway.load(model)
-        assert not gateway.model(model)["alone"]
+        assert gateway.model(model)["reason"] is None
     gateway.load(ALONE)
-    assert "answers otherwise" in gateway.model(ALONE)["alone"]
+    assert "answers otherwise" in gateway.model(ALONE)["reason"]
 
 
 @pytest.mark.slow

@@ -249,11 +249,16 @@ def _read_text_parts(folder: Path, config: dict[str, Any]) -> _TextParts:
     )
 
 
+def needs_mlx_vlm(config: dict[str, Any]) -> bool:
+    """Whether at most mlx-vlm has the model's architecture."""
+    return encoder_of(config) is None and not is_mlx_lms(config["model_type"])
+
+
 def _load_text(folder: Path, *, own_head: bool) -> tuple[Any, dict[str, Any], bool]:
     """A model for texts alone and its configuration. The last is whether mlx-vlm computes it."""
     config = read_config(folder)
     kind = config["model_type"]
-    if encoder_of(config) is None and not is_mlx_lms(kind):
+    if needs_mlx_vlm(config):
         return *_load_language(folder, kind), True
     try:
         return *load_weights(folder, own_head=own_head), False
