@@ -24,6 +24,7 @@ BLOCK: Final = 64
 STORY: Final = "Tell me a story."
 LONG: Final = {"max_tokens": 600, "ignore_eos": True, "temperature": 0}
 QUICK: Final = {"max_tokens": 80, "reasoning_effort": "none"}
+TOOLS: Final = {"tool_choice": "required", "parallel_tool_calls": False}
 SCHEMA: Final = {
     "type": "object",
     "properties": {"a": {"enum": ["x", "y"]}},
@@ -57,7 +58,7 @@ def test_schemas_and_tools_hold(model: str, gateway: Gateway) -> None:
     said = gateway.say("Hello", model, response_format=wanted, **QUICK)
     assert json.loads(said)["a"] in ("x", "y")
     tool = {"type": "function", "function": {"name": "f", "parameters": SCHEMA, "strict": True}}
-    asked = gateway.chat("Hello", model, tools=[tool], tool_choice="required", **QUICK)
+    asked = gateway.chat("Hello", model, tools=[tool], **TOOLS, **QUICK)
     (call,) = asked.raise_for_status().json()["choices"][0]["message"]["tool_calls"]
     assert json.loads(call["function"]["arguments"])["a"] in ("x", "y")
 
@@ -68,8 +69,9 @@ def test_a_second_prompt_is_found_again(model: str, gateway: Gateway) -> None:
     prompt = [drawn.randrange(10, 600) for _ in range(4 * BLOCK)]
     text, cached = _complete(gateway, model, prompt)
     assert cached == 0
-    again, cached = _complete(gateway, model, prompt)
-    assert (again, cached >= BLOCK) == (text, True)
+    # Its blocks are kept between two steps of the engine, maybe after the answer's end.
+    eventually(lambda: _complete(gateway, model, prompt)[1] >= BLOCK)
+    assert _complete(gateway, model, prompt)[0] == text
 
 
 @pytest.mark.parametrize("model", BATCHED)
