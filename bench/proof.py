@@ -34,7 +34,7 @@ from worker.prompt_cache.path import BLOCK_TOKENS, Paths
 from worker.prompt_cache.proof_plan import Task
 from worker.runtime.proof import Proof
 from worker.runtime.recomputing import Recomputing
-from worker.system.errors import one_sentence
+from worker.system.errors import ModelError
 
 _TOGETHER: Final = 8
 _VOCABULARY: Final = 1000
@@ -111,9 +111,9 @@ def main() -> int:
     for kv_bits in (None, 8, 4):
         try:
             _print_row(model, kv_bits, parsed)
-        except RuntimeError as error:
+        except ModelError as error:
             # MLX's CUDA back end has no kernel for quantized caches.
-            print(f"| {_named(kv_bits)} | {one_sentence(error)} | | | | | |")
+            print(f"| {_named(kv_bits)} | {error.reason} | | | | | |")
     return 0
 
 

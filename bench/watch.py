@@ -3,7 +3,11 @@
 One engine of a worker decodes in this process. It takes turns of some steps: with the look at the
 logits, and without it. The costs are the median of the ratios of neighbouring turns. The first
 steps of a turn aren't counted, since a step is begun before the one before it is read. On a CPU the
-seconds are those of the processor, which other programs change less. With `--shape 8b` the model is
+seconds are those of the processor, which other programs change less.
+
+A second table has the look alone: how much longer it takes to draw the likeliest token from given
+logits and to read it. That is the most that it can cost a step, since a GPU computes the look while
+Python goes on. With `--shape 8b` the model is
 of eight billion random weights in 4 bits, for a GPU: with MLX_CUDA_USE_CUDNN_SDPA=0, as workers
 have it.
 """
@@ -15,9 +19,9 @@ import math
 import random
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from time import perf_counter, process_time
 from typing import Any, Final
 
@@ -33,12 +37,13 @@ from worker.engines.room import CacheRoom, measure
 from worker.engines.sequence import Sequence
 from worker.load.loading import load
 from worker.mlx_lm import rows as decoding_rows
-from worker.mlx_lm.step_watch import WatchedLogits
+from worker.mlx_lm.step_watch import WatchedLogits, are_valid, watch
 
 _PROMPT_TOKENS: Final = 32
 _LEAST_ID: Final = 10
 _LARGEST_ID: Final = 600
 _UNCOUNTED: Final = 4
+_ALONE: Final = 50
 
 
 def main() -> int:
@@ -55,6 +60,11 @@ def main() -> int:
     print("| --- | --- | --- | --- | --- |")
     for rows in parsed.rows:
         _measure(_decoding_engine(model, rows, parsed), rows, parsed)
+    print("\n| rows | tokens | the look alone, us |")
+    print("| --- | --- | --- |")
+    vocabulary = model(mx.array([[1]])).shape[-1]
+    for rows in parsed.rows:
+        print(f"| {rows} | {vocabulary:,} | {_alone_us(rows, vocabulary):.1f} |")
     return 0
 
 
@@ -88,6 +98,35 @@ def _measure(engine: BatchedEngine, rows: int, parsed: argparse.Namespace) -> No
             f"| {rows} | {number} | {1e3 * with_s:.3f} | {1e3 * without_s:.3f} | {costs[-1]:+.2%} |"
         )
     print(f"| {rows} | median | | | {statistics.median(costs):+.2%} |")
+
+
+def _alone_us(rows: int, vocabulary: int) -> float:
+    logits = mx.random.normal((rows, vocabulary))
+    mx.eval(logits)
+    draws = [partial(_draw, logits, looks=looks) for looks in (True, False)]
+    medians = [statistics.median(_draws(draw)) for _ in range(_ALONE) for draw in draws]
+    return 1e6 * statistics.median(
+        one_s - other_s for one_s, other_s in zip(medians[::2], medians[1::2], strict=True)
+    )
+
+
+def _draws(draw: Callable[[], None]) -> list[float]:
+    seconds = []
+    for _ in range(_ALONE):
+        began_s = perf_counter()
+        draw()
+        seconds.append(perf_counter() - began_s)
+    return seconds
+
+
+def _draw(logits: mx.array, *, looks: bool) -> None:
+    watched = watch(logits) if looks else _without_look(logits)
+    tokens = mx.argmax(watched.logprobs, axis=-1)
+    computed = (tokens, watched.levels) if looks else tokens
+    mx.async_eval(computed)  # type: ignore[no-untyped-call]  # MLX's own stubs
+    tokens.tolist()
+    if looks:
+        are_valid(watched.levels, watched.flat_level)
 
 
 def _pair(engine: BatchedEngine, steps: int, *, first: bool) -> tuple[float, float]:

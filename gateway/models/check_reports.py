@@ -175,7 +175,16 @@ class CheckReports:
         return await self._lane.run(call, _DISK_S, places[0])
 
     async def add(self, places: Places, found: str, report: CheckReport) -> None:
-        """Keep a report; the files had the fingerprint `found` when the check began."""
+        """Keep a report; the files had the fingerprint `found` when the check began. An incomplete
+        check doesn't replace a complete one of the same files by the same versions.
+        """
+        last = self._reports.get(places)
+        if (
+            last is not None
+            and report.verdict == "incomplete" != last.report.verdict
+            and (last.fingerprint, last.report.environment) == (found, report.environment)
+        ):
+            return
         self._reports.pop(places, None)
         self._reports[places] = _StoredReport(places, found, report)
         while len(self._reports) > _MOST_REPORTS:

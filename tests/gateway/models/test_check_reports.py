@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gateway.models import check_reports
@@ -62,6 +63,22 @@ async def test_a_report_of_files_that_changed_meanwhile_is_stale_at_once(tmp_pat
     kept = reports.report(places)
     assert kept is not None
     assert kept.stale
+
+
+async def test_an_incomplete_check_replaces_no_complete_one_of_the_same_files(
+    tmp_path: Path,
+) -> None:
+    folder = folder_in(tmp_path)
+    places = (str(folder),)
+    reports = CheckReports(tmp_path / "checks.json")
+    complete = msgspec.structs.replace(report(str(folder)), verdict="faults", faults=1)
+    incomplete = msgspec.structs.replace(complete, verdict="incomplete", faults=0)
+    await reports.add(places, await reports.fingerprint(places), complete)
+    await reports.add(places, await reports.fingerprint(places), incomplete)
+    assert reports.report(places) == complete
+    (folder / "config.json").write_text("{ }")
+    await reports.add(places, await reports.fingerprint(places), incomplete)
+    assert reports.report(places) == incomplete
 
 
 async def test_the_reports_of_a_source_are_forgotten_together(tmp_path: Path) -> None:

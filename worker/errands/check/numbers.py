@@ -24,7 +24,6 @@ from worker.errands.check.subject import (
 )
 from worker.errands.check.suspects import (
     PULL,
-    foreign_finding,
     foreign_layers,
     is_round,
     suspects,
@@ -102,11 +101,9 @@ def _random(random: list[MatrixFigures], count: int) -> CheckFinding:
 
 def _outliers_alone(figures: list[MatrixFigures], model: Any) -> Iterator[CheckFinding]:
     """Findings by figures alone, for a model that gives no probabilities."""
-    foreign = foreign_layers(figures)
-    for layer in foreign:
-        yield foreign_finding(layer, foreign[layer], "")
+    yield from foreign_layers(figures)
     for suspect in suspects([], model):
-        if suspect.layer not in foreign and is_round(suspect.factor):
+        if is_round(suspect.factor):
             yield TELL.warning(
                 f"{suspect.name} may be scaled wrongly.",
                 f"Its numbers are {suspect.factor:.2g} times those of the layers beside it.",

@@ -97,31 +97,6 @@ def scaled(owner: Any, factor: float) -> AbstractContextManager[None]:
     return replaced(owner, "weight", owner.weight * factor)
 
 
-class _Passed:
-    """Stands in for a layer that is left out."""
-
-    def __init__(self, layer: Any) -> None:
-        self._layer = layer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._layer, name)
-
-    def __call__(self, states: mx.array, *_arguments: Any, **_options: Any) -> mx.array:
-        return states
-
-
-@contextmanager
-def skipped(model: Any, number: int) -> Iterator[None]:
-    """The model without one of its layers."""
-    layers = model.layers
-    layer = layers[number]
-    layers[number] = _Passed(layer)
-    try:
-        yield
-    finally:
-        layers[number] = layer
-
-
 def rotations(model: Any) -> list[Any]:
     """The modules that turn queries and keys by their position."""
     return [

@@ -24,12 +24,10 @@ from worker.errands.check.repairs import (
     position_repairs,
     replaced,
     scaled,
-    skipped,
     whole_repairs,
 )
 from worker.errands.check.subject import Subject, Teller
 from worker.errands.check.suspects import (
-    foreign_finding,
     foreign_layers,
     scaled_finding,
     suspects,
@@ -81,26 +79,16 @@ class Search:
             yield finding
 
     def _all(self) -> Iterator[CheckFinding]:
-        foreign = foreign_layers(self._figures)
-        for layer, likeness in foreign.items():
-            try:
-                without = self._with(skipped(self._model, layer))
-            except (TypeError, ValueError, AttributeError):
-                # The layers of this architecture give more than states.
-                yield foreign_finding(layer, likeness, "")
-                continue
-            more = f"; without it a token costs {without:.2f} in place of {self.text.base:.2f} nats"
-            if without < self.text.base:
-                yield foreign_finding(layer, likeness, more)
         found = False
+        for finding in foreign_layers(self._figures):
+            found = True
+            yield finding
         for suspect in suspects(self._figures, self._model)[:_MOST_TRIED]:
-            if suspect.layer in foreign:
-                continue
             gain = self._gain(scaled(suspect.module, 1 / suspect.factor))
             if gain > _LEAST_LAYER_GAIN:
                 found = True
                 yield scaled_finding(suspect, self._likelier(gain))
-        if foreign or found:
+        if found:
             return
         if (repair := self._best_repair()) is not None:
             best, gain = repair

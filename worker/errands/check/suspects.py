@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator
-from statistics import median
+from statistics import fmean, median
 from typing import Any, Final, NamedTuple
 
 from protocol.check import CheckFinding
@@ -19,31 +19,29 @@ PULL: Final = "Pull the model again, or take another conversion."
 _OUTLIER: Final = math.log(1.6)
 # How far the logarithm of a factor may be from that of 2.
 _ROUND: Final = 0.2
-# How alike the use of the residual stream is: of a foreign layer, and of usual ones.
-_FOREIGN: Final = 0.12
+# How alike the use of the residual stream is: of a foreign matrix at most, and of usual layers.
+_FOREIGN: Final = 0.15
 _USUAL: Final = 0.3
+# So few matrices may be unlike by chance.
+_FEW: Final = 3
 
 
-def foreign_layers(figures: list[MatrixFigures]) -> dict[int, float]:
+def foreign_layers(figures: list[MatrixFigures]) -> Iterator[CheckFinding]:
+    """Layers that come from another training: no matrix of theirs uses the dimensions of the states
+    as the layers beside it do. Single matrices of a model's own layers may be as unlike.
+    """
     likeness = alike(figures)
-    if len(likeness) < 4:
-        return {}
-    usual, last = median(likeness.values()), max(likeness)
-    if usual < _USUAL:
-        return {}
+    if len(likeness) < 4 or median(map(fmean, likeness.values())) < _USUAL:
+        return
     # The first layers and the last use the stream in their own ways.
-    return {
-        layer: value for layer, value in likeness.items() if value < _FOREIGN and 1 <= layer < last
-    }
-
-
-def foreign_finding(layer: int, likeness: float, more: str) -> CheckFinding:
-    return TELL.fault(
-        f"Layer {layer} is not of this model.",
-        f"It uses the dimensions of the states otherwise than the layers beside it (likeness "
-        f"{likeness:.2f}){more}.",
-        PULL,
-    )
+    for layer, matrices in likeness.items():
+        if len(matrices) >= _FEW and max(matrices) < _FOREIGN and 1 <= layer < max(likeness):
+            yield TELL.fault(
+                f"Layer {layer} is not of this model.",
+                "It uses the dimensions of the states otherwise than the layers beside it "
+                f"(likeness {fmean(matrices):.2f}, of {_USUAL} to 1).",
+                PULL,
+            )
 
 
 class Suspect(NamedTuple):
@@ -66,15 +64,31 @@ def suspects(figures: list[MatrixFigures], model: Any) -> list[Suspect]:
         kind, layer = kind_of(name)
         if layer is not None:
             sizes[kind][layer] = (name, size(module.weight))
-    suspects = []
+    outstanding = []
     for by_layer in sizes.values():
         factors = outliers({layer: rms for layer, (_, rms) in by_layer.items()})
-        suspects += [
+        outstanding += [
             Suspect(by_layer[layer][0], layer, factor, modules[by_layer[layer][0]])
             for layer, factor in factors.items()
-            if abs(math.log(factor)) > _OUTLIER
+            if _stands_out(factor)
         ]
-    return sorted(suspects, key=lambda suspect: -abs(math.log(suspect.factor)))
+    single = [
+        suspect
+        for suspect in outstanding
+        if not any(_cancel(suspect, other) for other in outstanding)
+    ]
+    return sorted(single, key=lambda suspect: -abs(math.log(suspect.factor)))
+
+
+def _stands_out(factor: float) -> bool:
+    return abs(math.log(factor)) > _OUTLIER
+
+
+def _cancel(one: Suspect, other: Suspect) -> bool:
+    """Whether two modules of one layer scale its states no otherwise than those of the layers
+    beside it do together: training may move a factor from up_proj to down_proj.
+    """
+    return one.layer == other.layer and not _stands_out(one.factor * other.factor)
 
 
 def is_round(factor: float) -> bool:

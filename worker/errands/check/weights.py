@@ -120,15 +120,15 @@ def _standard(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return (values - values.mean()) / spread if spread else values * 0
 
 
-def alike(figures: list[MatrixFigures]) -> dict[int, float]:
-    """For each layer how much its matrices use the residual stream as the layers beside it do: 1 is
-    alike, 0 is unrelated.
+def alike(figures: list[MatrixFigures]) -> dict[int, list[float]]:
+    """For each layer how much each of its matrices uses the residual stream as those of the layers
+    beside it do: 1 is alike, 0 is unrelated.
     """
     by_kind: dict[str, dict[int, np.ndarray[Any, Any]]] = defaultdict(dict)
     for matrix in figures:
         if matrix.layer is not None and len(matrix.profile):
             by_kind[matrix.kind][matrix.layer] = matrix.profile
-    found: dict[int, list[float]] = defaultdict(list)
+    likeness: dict[int, list[float]] = defaultdict(list)
     for profiles in by_kind.values():
         for layer, profile in profiles.items():
             near = [
@@ -137,8 +137,8 @@ def alike(figures: list[MatrixFigures]) -> dict[int, float]:
                 if (other := profiles.get(beside)) is not None and other.shape == profile.shape
             ]
             if near:
-                found[layer].append(fmean(near))
-    return {layer: fmean(values) for layer, values in sorted(found.items())}
+                likeness[layer].append(fmean(near))
+    return dict(sorted(likeness.items()))
 
 
 def outliers(values: dict[int, float]) -> dict[int, float]:
