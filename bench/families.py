@@ -11,7 +11,7 @@ import argparse
 import json
 import multiprocessing
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from multiprocessing.connection import Connection
@@ -106,25 +106,32 @@ def _page(results: _Results) -> str:
         _LEGEND.rstrip(),
     ]
     for library, found in results.items():
-        parts += [f"## {library}", _counted(found.values(), len(found)), _table(found)]
+        parts += [f"## {library}", _counted(found), _table(found)]
     return "\n\n".join(parts) + "\n"
 
 
-def _counted(found: Iterable[dict[str, str]], total: int) -> str:
+def _counted(found: Mapping[str, dict[str, str]]) -> str:
+    """How many architectures can do what."""
     counts = Counter(
-        case for cases in found for case, text in cases.items() if text.startswith(YES)
+        case for cases in found.values() for case, text in cases.items() if text.startswith(YES)
     )
-    return f"Of {total}: " + ", ".join(f"{_HEADS[case]} {counts[case]}" for case in CASES) + "."
+    parts = ", ".join(f"{_HEADS[case]} {counts[case]}" for case in _shown(found))
+    return f"Of {len(found)}: {parts}."
 
 
-def _table(found: dict[str, dict[str, str]]) -> str:
+def _shown(found: Mapping[str, dict[str, str]]) -> list[str]:
+    return [case for case in CASES if any(case in cases for cases in found.values())]
+
+
+def _table(found: Mapping[str, dict[str, str]]) -> str:
     reasons: dict[str, int] = {}
+    shown = _shown(found)
     rows = [
-        f"| {name} | " + " | ".join(_cell(cases.get(case), reasons) for case in CASES) + " |"
+        f"| {name} | " + " | ".join(_cell(cases.get(case), reasons) for case in shown) + " |"
         for name, cases in found.items()
     ]
-    head = "| architecture | " + " | ".join(_HEADS[case] for case in CASES) + " |"
-    line = "| --- |" + " --- |" * len(CASES)
+    head = "| architecture | " + " | ".join(_HEADS[case] for case in shown) + " |"
+    line = "| --- |" + " --- |" * len(shown)
     notes = [f"{number}. {text}" for text, number in reasons.items()]
     return "\n".join([head, line, *rows, "", *notes]).rstrip()
 

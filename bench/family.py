@@ -107,7 +107,8 @@ def try_architecture(library: str, name: str) -> dict[str, str]:
                 ("guesses", _guesses),
             )
         }
-        return {"loads": YES, **tried, "pictures": loaded.pictures}
+        found = {"loads": YES, **tried}
+        return found if library == "mlx-lm" else {**found, "pictures": loaded.pictures}
 
 
 class _Loaded:
@@ -139,8 +140,6 @@ class _Loaded:
 
     @property
     def pictures(self) -> str:
-        if not self._by_vlm:
-            return "mlx-lm has texts alone"
         if not self._config.get("vision_config"):
             return "its architecture has no part that looks at pictures"
         if not hasattr(self._own, "get_input_embeddings"):
