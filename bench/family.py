@@ -96,7 +96,7 @@ def try_architecture(library: str, name: str) -> dict[str, str]:
         try:
             references = [loaded.reference(prompt) for prompt in _PROMPTS]
         except Exception as error:
-            return {"loads": YES, "same": f"{library} fails: {_reason(error)}"}
+            return {"loads": YES, "same": f"{library} itself: {_reason(error)}"}
         tried = {
             case: _tried(trial, loaded, references)
             for case, trial in (
@@ -159,6 +159,8 @@ class _Loaded:
             row = getattr(output, "logits", output)[0, -1].astype(mx.float32)
             if mx.isnan(row).any():
                 raise ArithmeticError("its logits are no numbers")
+            if row.max() == row.min():
+                raise ArithmeticError("with random weights all tokens are as likely")
             logits.append(row)
             given = [int(mx.argmax(row))]
             tokens += given
@@ -202,7 +204,8 @@ class _Runner:
             for token in self._engine.step():
                 got[token.request_id].append(token)
             self._engine.store_blocks()
-            if self._engine.collect_spoilt() or self._engine.remove_broken():
+            lost = any(not spoilt.goes_on for spoilt in self._engine.collect_spoilt())
+            if lost or self._engine.remove_broken():
                 raise ArithmeticError("the engine gives the sequence up")
         return [
             Answer(

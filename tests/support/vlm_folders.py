@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +21,13 @@ _TOKENIZER: Final = ("tokenizer.json", "tokenizer_config.json", "chat_template.j
 # Parts beside the language model whose sizes can't be chosen may be larger. They are left out, as
 # in conversions for texts alone.
 _MOST_BYTES: Final = 32 << 20
+# mlx-vlm adds these to all names in files of some architectures.
+_PREFIXES: Final = {
+    "gpt2": "language_model.model.",
+    "gpt_neox": "language_model.model.",
+    "minicpm": "language_model.",
+    "recurrent_gemma": "language_model.",
+}
 
 
 def write_vlm(folder: Path, config: dict[str, Any]) -> Path:
@@ -33,7 +41,7 @@ def write_vlm(folder: Path, config: dict[str, Any]) -> Path:
         if (DEMO / name).exists():
             shutil.copy(DEMO / name, folder / name)
     mx.random.seed(7)
-    weights = dict(_weights(_new(config)))
+    weights = dict(_weights(_new(config), config["model_type"]))
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
     mx.clear_cache()
     return folder
@@ -56,14 +64,25 @@ def _new(config: dict[str, Any]) -> Any:
     return architecture.Model(update_module_configs(arguments, architecture, full, list(_PARTS)))
 
 
-def _weights(model: Any) -> Iterator[tuple[str, mx.array]]:
+def _weights(model: Any, kind: str) -> Iterator[tuple[str, mx.array]]:
     language = getattr(model, "language_model", model)
     written = {id(array) for _, array in tree_flatten(language.parameters())}
     parameters = tree_flatten(model.parameters())
-    others = sum(array.nbytes for _, array in parameters if id(array) not in written)
+    sizes: Counter[str] = Counter()
     for name, array in parameters:
-        if id(array) not in written and others > _MOST_BYTES:
+        if id(array) not in written:
+            sizes[name.partition(".")[0]] += array.nbytes
+    for name, array in parameters:
+        if id(array) not in written and sizes[name.partition(".")[0]] > _MOST_BYTES:
             continue
-        # Outputs of small random weights depend on the last token alone; larger ones on all tokens.
-        is_real = mx.issubdtype(array.dtype, mx.floating)
-        yield name, array.astype(mx.float32) * 2 if is_real else array
+        yield name.removeprefix(_PREFIXES.get(kind, "")), _random(array)
+
+
+def _random(array: mx.array) -> mx.array:
+    if not mx.issubdtype(array.dtype, mx.floating):
+        return array
+    # Some matrices begin as zeros, with which all tokens are as likely.
+    if array.ndim > 1 and not array.any():
+        return mx.random.normal(array.shape) * 0.1
+    # Outputs of small random weights depend on the last token alone; larger ones on all tokens.
+    return array.astype(mx.float32) * 2
