@@ -21,6 +21,8 @@ from typing import Final, TypeAlias
 import mlx.core as mx
 
 from bench.family import CASES, LIBRARIES, YES, try_architecture
+from tests.support.architectures import WITHOUT_SHAPE
+from tests.support.vlm_architectures import WITHOUT_VLM_SHAPE
 
 _DEADLINE_S: Final = 60.0
 _JOBS: Final = 2
@@ -34,6 +36,7 @@ _HEADS: Final = {
     "guesses": "with guesses",
     "pictures": "pictures",
 }
+_WITHOUT: Final = {"mlx-lm": WITHOUT_SHAPE, "mlx-vlm": WITHOUT_VLM_SHAPE}
 _LEGEND: Final = """\
 Each architecture was tried on a small model of random weights. *Same text*: the answers to two
 prompts, one after the other, have the library's own likeliest tokens. *In a batch*: so have answers
@@ -107,6 +110,7 @@ def _page(results: _Results) -> str:
     ]
     for library, found in results.items():
         parts += [f"## {library}", _counted(found), _table(found)]
+        parts.append(_untried(_WITHOUT[library]))
     return "\n\n".join(parts) + "\n"
 
 
@@ -117,6 +121,14 @@ def _counted(found: Mapping[str, dict[str, str]]) -> str:
     )
     parts = ", ".join(f"{_HEADS[case]} {counts[case]}" for case in _shown(found))
     return f"Of {len(found)}: {parts}."
+
+
+def _untried(reasons: Mapping[str, str]) -> str:
+    groups: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        groups.setdefault(reason, []).append(name)
+    lines = [f"- {', '.join(names)}: {reason}" for reason, names in groups.items()]
+    return "\n".join(["Not tried:", "", *lines])
 
 
 def _shown(found: Mapping[str, dict[str, str]]) -> list[str]:

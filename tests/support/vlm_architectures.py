@@ -221,7 +221,8 @@ TINY_VLM: Final[dict[str, _Config]] = {
     "mllama": _seeing("mllama", "mllama"),
     "molmo": _seeing("molmo", "molmo", text={"d_model": 64, "n_heads": 4, "n_kv_heads": 2,
         "n_layers": 4, "mlp_hidden_size": 192, "embedding_size": 704}),
-    "molmo2": _seeing("molmo2", "molmo2", vision={"image_size": [56, 56]}),
+    "molmo2": _seeing("molmo2", "molmo2", vision={"image_size": [56, 56]}, top={"adapter_config":
+        {"vit_layers": [-1], "vision_feature_layer": [0, 1]}}),
     "molmo_point": _seeing("molmo2_text", "molmo2", top={"adapter_config": {"hidden_size": 32,
         "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size":
         64, "text_hidden_size": 64, "vit_layers": [-1]}}),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import mlx.core as mx
+from mlx import nn
 from mlx.utils import tree_flatten
 from mlx_vlm.utils import get_model_and_args, update_module_configs
 
@@ -68,14 +68,18 @@ def _weights(model: Any, kind: str) -> Iterator[tuple[str, mx.array]]:
     language = getattr(model, "language_model", model)
     written = {id(array) for _, array in tree_flatten(language.parameters())}
     parameters = tree_flatten(model.parameters())
-    sizes: Counter[str] = Counter()
+    others = sum(array.nbytes for _, array in parameters if id(array) not in written)
     for name, array in parameters:
-        if id(array) not in written:
-            sizes[name.partition(".")[0]] += array.nbytes
-    for name, array in parameters:
-        if id(array) not in written and sizes[name.partition(".")[0]] > _MOST_BYTES:
+        # mlx-vlm does without a module, and not without a list of modules or a bare array.
+        part = getattr(model, name.partition(".")[0], None)
+        if id(array) not in written and others > _MOST_BYTES and isinstance(part, nn.Module):
             continue
-        yield name.removeprefix(_PREFIXES.get(kind, "")), _random(array)
+        saved = _random(array)
+        # GPT-2's files have these matrices the other way round.
+        yield (
+            name.removeprefix(_PREFIXES.get(kind, "")),
+            saved.T if kind == "gpt2" and ".c_" in name and saved.ndim == 2 else saved,
+        )
 
 
 def _random(array: mx.array) -> mx.array:
