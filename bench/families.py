@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import textwrap
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,8 @@ from tests.support.vlm_architectures import WITHOUT_VLM_SHAPE
 
 _DEADLINE_S: Final = 60.0
 _JOBS: Final = 2
+_WIDTH: Final = 100
+_MADE: Final = "`python -m bench.families --page` writes this page."
 _PAGE: Final = Path(__file__).parent.parent / "docs" / "architectures.md"
 _HEADS: Final = {
     "loads": "loads",
@@ -105,7 +108,9 @@ def _page(results: _Results) -> str:
     device = "a GPU" if mx.default_device() == mx.gpu else "a CPU"
     parts = [
         "# Architectures",
-        f"By {versions}, on {device}. `python -m bench.families --page` writes this page.",
+        _wrapped(
+            "", f"By {versions}, on {device}. `python -m bench.families --page` writes this page."
+        ),
         _LEGEND.rstrip(),
     ]
     for library, found in results.items():
@@ -127,8 +132,18 @@ def _untried(reasons: Mapping[str, str]) -> str:
     groups: dict[str, list[str]] = {}
     for name, reason in reasons.items():
         groups.setdefault(reason, []).append(name)
-    lines = [f"- {', '.join(names)}: {reason}" for reason, names in groups.items()]
+    lines = [_wrapped("- ", f"{', '.join(names)}: {reason}") for reason, names in groups.items()]
     return "\n".join(["Not tried:", "", *lines])
+
+
+def _wrapped(mark: str, text: str) -> str:
+    return textwrap.fill(
+        text,
+        _WIDTH,
+        initial_indent=mark,
+        subsequent_indent=" " * len(mark),
+        break_on_hyphens=False,
+    )
 
 
 def _shown(found: Mapping[str, dict[str, str]]) -> list[str]:
@@ -144,7 +159,7 @@ def _table(found: Mapping[str, dict[str, str]]) -> str:
     ]
     head = "| architecture | " + " | ".join(_HEADS[case] for case in shown) + " |"
     line = "| --- |" + " --- |" * len(shown)
-    notes = [f"{number}. {text}" for text, number in reasons.items()]
+    notes = [_wrapped(f"{number}. ", text) for text, number in reasons.items()]
     return "\n".join([head, line, *rows, "", *notes]).rstrip()
 
 
