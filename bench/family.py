@@ -132,11 +132,7 @@ class _Loaded:
 
     def _why_alone(self) -> str | None:
         model = self.caches.model
-        try:
-            return why_alone(model, looks=False) if self._by_vlm else try_batching(model).fault
-        except Exception as error:
-            # Each architecture fails in its own way.
-            return f"the trial fails: {_reason(error)}"
+        return why_alone(model, looks=False) if self._by_vlm else try_batching(model).fault
 
     @property
     def pictures(self) -> str:

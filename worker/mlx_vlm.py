@@ -23,7 +23,7 @@ from mlx_vlm.utils import (
     should_add_special_tokens,
 )
 
-from worker.mlx_lm.caches import RecurrentCache, SeveralCaches, as_mlx_lms
+from worker.mlx_lm.caches import RecurrentCache, SeveralCaches, as_mlx_lms, leaves_of
 
 # Language models keep positions of one sequence in these attributes, from call to call.
 _SHIFTS: Final = "_rope_deltas"
@@ -31,6 +31,10 @@ _POSITIONS: Final = ("_position_ids", _SHIFTS)
 _PICTURE_TOKENS: Final = ("image_token_id", "image_token_index")
 # Another sequence's states, which a model attends to in each step.
 _CROSS: Final = "cross_attention_states"
+# What caches of unlimited_ocr know of a sequence.
+_PROMPT_LENGTH: Final = "prefill_length"
+# The most earlier tokens that an index chooses.
+CHOICES: Final = "index_topk"
 
 
 def kind_of(config: dict[str, Any]) -> str:
@@ -174,6 +178,24 @@ def keeps_positions(language: Any) -> bool:
 def attends_across(language: Any) -> bool:
     """Whether a language model gets more from a picture than tokens' embeddings and positions."""
     return _CROSS in signature(type(language).__call__).parameters
+
+
+def adds_up_windows(caches: Sequence[Any]) -> bool:
+    """Whether caches make one entry of several tokens. Some models mix neighbouring entries, but
+    only those of one call.
+    """
+    return any(isinstance(leaf, cache.PoolingCache) for leaf in leaves_of(caches))
+
+
+def tells_prompts(caches: Sequence[Any]) -> bool:
+    """Whether caches keep all of a prompt, and of an answer the last tokens alone."""
+    return any(hasattr(leaf, _PROMPT_LENGTH) for leaf in leaves_of(caches))
+
+
+def choices_of(language: Any) -> list[tuple[Any, int]]:
+    """The modules that choose among earlier tokens, and how many each chooses at most."""
+    numbers = ((part, getattr(part, CHOICES, None)) for part in language.modules())
+    return [(part, most) for part, most in numbers if isinstance(most, int)]
 
 
 @lru_cache(maxsize=256)

@@ -45,6 +45,11 @@ class LanguagePart:
         """Whether steps of a row need more of its pictures than the row's caches and shift."""
         return mlx_vlm.attends_across(self._language)
 
+    @property
+    def choices(self) -> list[tuple[Any, int]]:
+        """The modules that choose among earlier tokens, and how many each chooses at most."""
+        return mlx_vlm.choices_of(self._language)
+
     def parameters(self) -> Any:
         return self._language.parameters()
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import mlx.core as mx
 
+from worker import mlx_vlm
 from worker.mlx_lm.added_caches import RowShifts, shift_row
 from worker.mlx_lm.caches import can_be_merged, make_caches
 from worker.mlx_lm.decoding_row import DecodingRow
@@ -18,6 +19,7 @@ from worker.mlx_lm.generator import Tap
 from worker.mlx_lm.guessing import RowGuesses
 from worker.mlx_lm.rows import DecodingRows
 from worker.system.errors import one_sentence, passing_kind
+from worker.vision.parts_trial import why_breaks_change
 
 # Prompts of different lengths. In steps each row has one token, or these guesses, too.
 _PROMPTS: Final = ((3, 5, 4, 6), (9, 8, 7, 9, 4, 3, 11, 10, 5, 2, 12))
@@ -36,8 +38,15 @@ def why_alone(model: Any, *, looks: bool = True) -> str | None:
     """Why rows of texts can't decode together with this `LanguagePart`, as a phrase; None: they
     can. If it `looks`, it is a `VisionModel`, and rows of prompts with pictures whose prompts were
     computed alone must decode with them. Its new caches may be quantized.
+
+    Raises:
+        ModelError: a model of texts alone can't be served.
     """
-    if model.attends_across or not can_be_merged(make_caches(model)):
+    changes = None if looks else why_breaks_change(model)
+    if changes is not None:
+        return changes
+    caches = make_caches(model)
+    if model.attends_across or mlx_vlm.tells_prompts(caches) or not can_be_merged(caches):
         return "this model's steps need more than caches, or its caches can't be merged"
     try:
         if _agrees(model, _SHIFTS if looks else _NO_SHIFTS):
