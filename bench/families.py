@@ -41,14 +41,13 @@ _HEADS: Final = {
 }
 _WITHOUT: Final = {"mlx-lm": WITHOUT_SHAPE, "mlx-vlm": WITHOUT_VLM_SHAPE}
 _LEGEND: Final = """\
-Each architecture was tried on a small model of random weights. *Loads*: it can be served; a model
-whose text comes out otherwise in parts than at once is refused. *Same text*: the answers to two
-prompts, one after the other, have the library's own 16 likeliest tokens. *In a batch*: so have
-answers that are computed together. *From the prompt cache*: so has an answer to a prompt that was
-found there. *After a cut*: so have answers that are cut and go on. *With guesses*: so have answers
-some of whose tokens are guessed. *Pictures*: it has a part that makes embeddings of pictures. No
-picture was shown to it. Numbers stand for the reasons below. `≈`: tokens differ where two were as
-likely but for rounding.
+Each architecture was tried on a small model of random weights. *Loads*: it can be served. *Same
+text*: the answers to two prompts, one after the other, have the library's own 16 likeliest tokens.
+*In a batch*: so have answers that are computed together. *From the prompt cache*: so has an answer
+to a prompt that was found there. *After a cut*: so have answers that are cut and go on. *With
+guesses*: so have answers some of whose tokens are guessed. *Pictures*: it has a part that makes
+embeddings of pictures. No picture was shown to it. Numbers stand for the reasons below. `≈`: tokens
+differ where two were as likely but for rounding.
 """
 
 _Results: TypeAlias = dict[str, dict[str, dict[str, str]]]

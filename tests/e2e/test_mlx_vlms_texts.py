@@ -11,15 +11,24 @@ from typing import Any, Final
 
 import pytest
 
-from tests.support.gateway import START_S, Gateway, eventually
-from tests.support.streams import open_stream
-from tests.support.vlm_shapes import write_mlx_vlms
-
 pytest.importorskip("mlx_vlm", reason="the extra vision is not installed")
 
-# One with experts and windows, one that keeps positions, and one that runs alone.
-BATCHED: Final = ("cohere2_moe", "glm4v")
+from tests.support.gateway import START_S, Gateway, eventually
+from tests.support.streams import open_stream
+from tests.support.vlm_architectures import TINY_VLM
+from tests.support.vlm_folders import write_vlm
+
+# Windows and experts, shifts of positions, states, full attention, and latents.
+BATCHED: Final = ("cohere2_moe", "glm4v", "lfm2_vl", "internvl_chat", "mistral_large3")
+# Each takes seconds.
+SOME_SLOW: Final = [
+    *BATCHED[:2],
+    *(pytest.param(kind, marks=pytest.mark.slow) for kind in BATCHED[2:]),
+]
+# It runs alone.
 ALONE: Final = "deepseek_v4"
+# Its tokens depend on those behind them.
+REFUSED: Final = "paligemma"
 BLOCK: Final = 64
 STORY: Final = "Tell me a story."
 LONG: Final = {"max_tokens": 600, "ignore_eos": True, "temperature": 0}
@@ -36,8 +45,8 @@ SCHEMA: Final = {
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     folder = tmp_path_factory.mktemp("models")
-    for kind in (*BATCHED, ALONE):
-        write_mlx_vlms(folder / kind, kind)
+    for kind in (*BATCHED, ALONE, REFUSED):
+        write_vlm(folder / kind, {**TINY_VLM[kind], "model_type": kind})
     config = f'[memory]\nbudget = "6GB"\n[models]\ndiscover = ["{folder}"]\n'
     running = Gateway(config=config, models=())
     yield running
@@ -72,7 +81,7 @@ def test_a_second_prompt_is_found_again(model: str, gateway: Gateway) -> None:
     assert _complete(gateway, model, prompt) == (text, 4 * BLOCK)
 
 
-@pytest.mark.parametrize("model", BATCHED)
+@pytest.mark.parametrize("model", SOME_SLOW)
 def test_a_killed_worker_costs_no_token(model: str, gateway: Gateway) -> None:
     whole = open_stream(gateway, STORY, model, **LONG).join()
     assert whole.done
@@ -90,7 +99,13 @@ def test_a_model_that_runs_alone_says_so(gateway: Gateway) -> None:
         gateway.load(model)
         assert gateway.model(model)["reason"] is None
     gateway.load(ALONE)
-    assert "answers otherwise" in gateway.model(ALONE)["reason"]
+    assert "above all after a break" in gateway.model(ALONE)["reason"]
+
+
+def test_a_model_that_would_answer_wrongly_is_refused_at_the_load(gateway: Gateway) -> None:
+    answer = gateway.chat("Hello", REFUSED, **QUICK)
+    assert answer.status_code >= 400
+    assert "depend on those behind them" in answer.text
 
 
 @pytest.mark.slow

@@ -27,15 +27,17 @@ _CHOSEN: Final = 48
 _LOOSELY: Final = 0.1
 # Rounding alone changes them by so many times their number type's precision at most.
 _CLOSELY: Final = 8
+# Weights of zeros make logits of no length.
+_NO_LENGTH: Final = 1e-30
 _ADVICE: Final = "Choose another model, or a version of mlx-vlm that is fixed."
 _CHANGES: Final = (
-    "mlx-vlm computes an answer of this model otherwise than the same text in a prompt, so an "
-    "answer that goes on after a break may differ"
+    "mlx-vlm's logits of this model depend on where a text is cut into parts, so the same prompt "
+    "may get another answer, above all after a break"
 )
 
 
 def why_breaks_change(model: Any) -> str | None:
-    """Why an answer of a model of texts alone may change at a break, as a phrase; None: it doesn't.
+    """Why answers of a model of texts alone may change at a break, as a phrase; None: they don't.
     Its new caches may be quantized.
 
     Raises:
@@ -52,6 +54,10 @@ def why_breaks_change(model: Any) -> str | None:
             f"mlx-vlm's code of this model can't compute texts in parts ({one_sentence(error)}), "
             f"which every answer needs. {_ADVICE}"
         ) from error
+    if mx.isnan(whole).any():
+        raise ModelError(
+            f"mlx-vlm's code of this model makes logits that are no numbers. {_ADVICE}"
+        )
     seen = _PARTS[0]
     difference = _difference(parts[:seen], whole[:seen])
     if not difference <= _LOOSELY:
@@ -103,7 +109,8 @@ def _compute(model: Any, sizes: Sequence[int]) -> mx.array:
 def _difference(logits: mx.array, expected: mx.array) -> float:
     """By which share of their length logits differ, all tokens together."""
     logits, expected = (_centred(array) for array in (logits, expected))
-    return float(mx.linalg.norm(logits - expected) / mx.linalg.norm(expected))
+    most = mx.maximum(mx.linalg.norm(expected), _NO_LENGTH)
+    return float(mx.linalg.norm(logits - expected) / most)
 
 
 def _centred(logits: mx.array) -> mx.array:
