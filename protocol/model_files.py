@@ -103,6 +103,18 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+# The names that architectures give to the table of their part that writes text.
+_TABLES: Final = ("text_config", "llm_config", "language_config", "thinker_config")
+
+
+def text_table(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a model's part that writes text, if config.json has them in a table."""
+    for name in _TABLES:
+        if isinstance(table := config.get(name), dict) and table:
+            return text_table(table) or table
+    return {}
+
+
 def refusal(config: Mapping[str, Any]) -> str | None:
     """Why no model with this config.json is loaded, and what to do; None: one may be."""
     if (program := config.get("model_file")) is not None:

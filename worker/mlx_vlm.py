@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import mlx.core as mx
+from mlx import nn
 from mlx_vlm.generate.common import _chunked_prefill_enabled
 from mlx_vlm.models import cache
 from mlx_vlm.prompt_utils import MODEL_CONFIG, get_message_json
@@ -22,7 +23,7 @@ from mlx_vlm.utils import (
     should_add_special_tokens,
 )
 
-from worker.mlx_lm.caches import RecurrentCache, as_mlx_lms
+from worker.mlx_lm.caches import RecurrentCache, SeveralCaches, as_mlx_lms, leaves_of
 
 # Language models keep positions of one sequence in these attributes, from call to call.
 _SHIFTS: Final = "_rope_deltas"
@@ -30,6 +31,10 @@ _POSITIONS: Final = ("_position_ids", _SHIFTS)
 _PICTURE_TOKENS: Final = ("image_token_id", "image_token_index")
 # Another sequence's states, which a model attends to in each step.
 _CROSS: Final = "cross_attention_states"
+# What caches of unlimited_ocr know of a sequence.
+_PROMPT_LENGTH: Final = "prefill_length"
+# The most earlier tokens that an index chooses.
+CHOICES: Final = "index_topk"
 
 
 def kind_of(config: dict[str, Any]) -> str:
@@ -44,6 +49,32 @@ def knows(kind: str) -> bool:
 def read_model(folder: Path) -> Any:
     """The model in a folder. Its weights are read when they are used."""
     return load_model(folder, lazy=True)
+
+
+def read_language(folder: Path) -> Any:
+    """The part that writes text of the model in a folder. Its weights are read when they are used.
+    Other parts get no weights, and files need have none of them.
+    """
+    fill = nn.Module.load_weights
+
+    def fill_language(model: Any, weights: list[tuple[str, mx.array]], strict: bool = True) -> Any:
+        language = language_of(model)
+        inside = next(name for name, module in model.named_modules() if module is language)
+        prefix = f"{inside}." if inside else ""
+        own = {name: array for name, array in weights if name.startswith(prefix)}
+        return fill(language, [(name[len(prefix) :], array) for name, array in own.items()], strict)
+
+    # mlx-vlm gives weights to the whole model at once, and wants them all.
+    nn.Module.load_weights = fill_language
+    try:
+        return language_of(read_model(folder))
+    finally:
+        nn.Module.load_weights = fill
+
+
+def language_of(model: Any) -> Any:
+    """The part of a model that writes text: the model itself if it has no such part."""
+    return getattr(model, "language_model", model)
 
 
 def lacks(model: Any, names: re.Pattern[str]) -> str | None:
@@ -108,6 +139,13 @@ class _States(cache.ArraysCache, RecurrentCache):  # type: ignore[misc]  # both 
         return merged
 
 
+class _SeveralCaches(cache.CacheList, SeveralCaches):  # type: ignore[misc]  # both are untyped
+    """mlx-vlm's caches of one layer, known as mlx-lm's. mlx-vlm's models ask for their own type."""
+
+    def extract(self, row: int) -> _SeveralCaches:
+        return _SeveralCaches(*(part.extract(row) for part in self.caches))
+
+
 def make_caches(language: Any) -> list[Any]:
     """New caches for a language model. A cache whose kind mlx-lm has too becomes mlx-lm's: the size
     of such caches is known, and they can be cut into blocks.
@@ -116,6 +154,9 @@ def make_caches(language: Any) -> list[Any]:
 
 
 def _as_mlx_lms(layer_cache: Any) -> Any:
+    # The exact types count, since subclasses may keep more.
+    if type(layer_cache) is cache.CacheList:
+        return _SeveralCaches(*map(_as_mlx_lms, layer_cache.caches))
     is_states = type(layer_cache) is cache.ArraysCache
     return _States(len(layer_cache.cache)) if is_states else as_mlx_lms(layer_cache)
 
@@ -137,6 +178,24 @@ def keeps_positions(language: Any) -> bool:
 def attends_across(language: Any) -> bool:
     """Whether a language model gets more from a picture than tokens' embeddings and positions."""
     return _CROSS in signature(type(language).__call__).parameters
+
+
+def adds_up_windows(caches: Sequence[Any]) -> bool:
+    """Whether caches make one entry of several tokens. Some models mix neighbouring entries, but
+    only those of one call.
+    """
+    return any(isinstance(leaf, cache.PoolingCache) for leaf in leaves_of(caches))
+
+
+def tells_prompts(caches: Sequence[Any]) -> bool:
+    """Whether caches keep all of a prompt, and of an answer the last tokens alone."""
+    return any(hasattr(leaf, _PROMPT_LENGTH) for leaf in leaves_of(caches))
+
+
+def choices_of(language: Any) -> list[tuple[Any, int]]:
+    """The modules that choose among earlier tokens, and how many each chooses at most."""
+    numbers = ((part, getattr(part, CHOICES, None)) for part in language.modules())
+    return [(part, most) for part, most in numbers if isinstance(most, int)]
 
 
 @lru_cache(maxsize=256)

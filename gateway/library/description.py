@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import re
 from collections import Counter
@@ -22,8 +21,9 @@ from gateway.memory.fitting import Fit, fit
 from gateway.memory.weights import EstimateError, Weights
 from gateway.system.memory import back_end
 from gateway.system.notation import format_size
+from protocol.architectures import is_mlx_lms, is_mlx_vlms
 from protocol.extras import command_to_add
-from protocol.model_files import encoder_of, read_config, read_header, refusal
+from protocol.model_files import encoder_of, read_config, read_header, refusal, text_table
 from protocol.model_folder import check_folder, templates_of, weight_files
 
 logger = logging.getLogger(__name__)
@@ -132,8 +132,7 @@ def _quantization(config: Mapping[str, Any], folder: Path) -> str | None:
             if mode == "affine" and bits in _BITS:
                 return f"{bits}bit"
             return method if isinstance(method, str) else None
-    nested = config.get("text_config")
-    text = {**config, **(nested if isinstance(nested, dict) else {})}
+    text = {**config, **text_table(config)}
     kind = _type_of_weights(folder) or text.get("torch_dtype") or text.get("dtype")
     return _TYPES.get(kind, kind) if isinstance(kind, str) else None
 
@@ -172,7 +171,7 @@ def _incomplete(folder: Path) -> str | None:
 
 
 def problem_of(config: Mapping[str, Any]) -> str | None:
-    """Why neither mlx-lm nor mlx-embeddings loads the model here; None: one of them does."""
+    """Why no library loads the model here; None: one of them does."""
     kind = config.get("model_type")
     if not isinstance(kind, str):
         return "config.json names no model_type"
@@ -184,26 +183,12 @@ def problem_of(config: Mapping[str, Any]) -> str | None:
     if encoder is not None:
         missing = find_spec("mlx_embeddings") is None
         return f"it needs mlx-embeddings: {command_to_add('embeddings')}" if missing else None
-    if kind not in _architectures():
-        return f"mlx-lm knows no models of the kind {kind}"
-    return None
-
-
-@functools.cache
-def _architectures() -> frozenset[str]:
-    """The architectures that mlx-lm knows. They are read from the files of mlx-lm, as an import
-    would import MLX.
-    """
-    spec = find_spec("mlx_lm")
-    if spec is None or not spec.submodule_search_locations:
-        return frozenset()
-    package = Path(next(iter(spec.submodule_search_locations)))
-    names = {path.stem for path in (package / "models").glob("*.py")}
-    # Further names of some architectures.
-    text = (package / "utils.py").read_text("utf-8")
-    if table := re.search(r"^MODEL_REMAPPING = \{(.*?)^\}", text, re.DOTALL | re.MULTILINE):
-        names |= set(re.findall(r'"([^"]+)":', table[1]))
-    return frozenset(names)
+    if is_mlx_lms(kind) or is_mlx_vlms(kind):
+        return None
+    problem = f"mlx-lm knows no models of the kind {kind}"
+    if find_spec("mlx_vlm") is None:
+        return f"{problem}; mlx-vlm may know them: {command_to_add('vision')}"
+    return f"{problem}, and mlx-vlm none that write text"
 
 
 _TOKENS: Final = 8_000

@@ -29,6 +29,7 @@ from gateway.memory.layers import (
     window_of,
 )
 from protocol.life import CACHE_STEP_TOKENS, STATE_TOKENS, peak_share
+from protocol.model_files import text_table
 
 # Tables with settings of attention: of dbrx, of kimi_linear, and of minimax_m3_vl.
 _OF_ATTENTION: Final = ("attn_config", "linear_attn_config", "sparse_attention_config")
@@ -38,10 +39,9 @@ _AROUND: Final = {"gemma3": {"num_attention_heads": 8, "num_key_value_heads": 4}
 
 def language_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of the language model, with mlx-lm's defaults, whether config.json nests them in
-    text_config or not.
+    a table or not.
     """
-    nested = config.get("text_config")
-    nested = nested if isinstance(nested, dict) else {}
+    nested = text_table(config)
     merged = {**config, **nested}
     for name in _OF_ATTENTION:
         if isinstance(table := merged.get(name), dict):

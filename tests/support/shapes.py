@@ -15,7 +15,7 @@ import gateway
 
 DEMO = Path(gateway.__file__).parent / "demo_model"
 _TABLES = frozenset({"num_vocab", "vocab_size_per_layer_input"})
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 _ATTENTION = {
     "hidden_size": 64,
@@ -322,7 +322,7 @@ def write(folder: Path, config: dict[str, Any]) -> Path:
     mx.clear_cache()
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "generation_config.json").write_text('{"do_sample": false}')
-    for name in _TOKENIZER_FILES:
+    for name in TOKENIZER_FILES:
         if (DEMO / name).exists():
             shutil.copy(DEMO / name, folder / name)
     return folder

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import json
 import sys
 import time
 from typing import Any, Final, NamedTuple
 
+from protocol.architectures import is_mlx_vlms
 from protocol.errands import Examine, Examined, Generated, Measure, Measured, SameText
+from protocol.model_files import read_config
 from protocol.requests import ChatMessage, ChatPrompt
 from worker.engines.batched_engine import BatchedEngine
 from worker.engines.room import CacheRoom
@@ -16,7 +17,7 @@ from worker.engines.room import measure as measure_caches
 from worker.engines.sequence import Sequence
 from worker.errands import Errand
 from worker.load.files import check_files, find_folder
-from worker.load.loading import LoadedModel, classes_of, load, read_tokenizer
+from worker.load.loading import LoadedModel, classes_of, load, needs_mlx_vlm, read_tokenizer
 from worker.system.errors import ModelError, one_sentence
 from worker.template.chat_template import ChatTemplate
 
@@ -40,7 +41,9 @@ def _examined(source: str) -> Examined:
     except ModelError as error:
         return Examined(source, "files", error.reason)
     try:
-        classes_of(json.loads((folder / "config.json").read_text("utf-8")))
+        config = read_config(folder)
+        if not (needs_mlx_vlm(config) and is_mlx_vlms(config["model_type"])):
+            classes_of(config)
     except Exception as error:
         # mlx-lm imports the architecture's module, which may fail in any way.
         return Examined(source, "architecture", one_sentence(error))

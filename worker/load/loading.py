@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from protocol.architectures import is_mlx_lms, is_mlx_vlms
 from protocol.extras import command_to_add
-from protocol.model_files import encoder_of, read_header
+from protocol.model_files import encoder_of, read_config, read_header, text_table
 from protocol.model_folder import end_token_ids, templates_of, weight_files
 from protocol.requests import SamplingDefaults
 from worker import mlx_embeddings as encoders
@@ -75,6 +76,8 @@ class LoadedModel:
     draft: Any = None
     # Makes the model's inputs of pictures. None: the model is loaded without pictures.
     picture_processor: PictureProcessor | None = None
+    # Whether mlx-vlm computes the model, and not mlx-lm.
+    is_by_mlx_vlm: bool = False
 
     @cached_property
     def xtc_spared(self) -> tuple[int, ...]:
@@ -150,6 +153,7 @@ def load(
         sampling_defaults=sampling_defaults(folder),
         draft=draft,
         picture_processor=unread.picture_processor,
+        is_by_mlx_vlm=unread.is_by_mlx_vlm,
         **words._asdict(),
     )
 
@@ -161,19 +165,22 @@ class _UnreadModel(NamedTuple):
     model: Any
     config: dict[str, Any]
     picture_processor: PictureProcessor | None
+    is_by_mlx_vlm: bool
     reads: Reads
 
 
 def _build(folder: Path, adapter: Path | None, *, pictures: bool, own_head: bool) -> _UnreadModel:
-    reads, picture_processor = Reads(), None
+    reads, picture_processor, is_by_mlx_vlm = Reads(), None, pictures
     with reads.recorded():
         if pictures:
             model, config, picture_processor = _load_vision(folder)
         else:
-            model, config = load_weights(folder, own_head=own_head)
+            model, config, is_by_mlx_vlm = _load_text(folder, own_head=own_head)
         if adapter is not None:
+            if is_by_mlx_vlm:
+                raise ModelError("adapter: mlx-vlm computes this model, and adapters are mlx-lm's.")
             add_adapter(model, adapter)
-    return _UnreadModel(folder, model, config, picture_processor, reads)
+    return _UnreadModel(folder, model, config, picture_processor, is_by_mlx_vlm, reads)
 
 
 def _read(
@@ -183,7 +190,7 @@ def _read(
     should_stop: Callable[[], bool],
 ) -> tuple[_TextParts, Any, int]:
     """Read the tokenizer, the draft model and all weights. The number is the weights' bytes."""
-    folder, model, config, _, reads = unread
+    folder, model, config, _, _, reads = unread
     # Reading a tokenizer with a large vocabulary takes a second. Meanwhile weights are read.
     with ThreadPoolExecutor(1, "tokenizer") as beside:
         reading = beside.submit(_read_text_parts, folder, config)
@@ -242,6 +249,62 @@ def _read_text_parts(folder: Path, config: dict[str, Any]) -> _TextParts:
     )
 
 
+def needs_mlx_vlm(config: dict[str, Any]) -> bool:
+    """Whether at most mlx-vlm has the model's architecture."""
+    return encoder_of(config) is None and not is_mlx_lms(config["model_type"])
+
+
+def _load_text(folder: Path, *, own_head: bool) -> tuple[Any, dict[str, Any], bool]:
+    """A model for texts alone and its configuration. The last is whether mlx-vlm computes it."""
+    config = read_config(folder)
+    kind = config["model_type"]
+    if needs_mlx_vlm(config):
+        return *_load_language(folder, kind), True
+    try:
+        return *load_weights(folder, own_head=own_head), False
+    except ModelError as error:
+        if not _may_suit_mlx_vlm(error, folder, config):
+            raise
+        try:
+            return *_load_language(folder, kind), True
+        except ModelError:
+            raise error from error.__cause__
+
+
+def _may_suit_mlx_vlm(error: ModelError, folder: Path, config: dict[str, Any]) -> bool:
+    """Whether mlx-vlm may load a model with which mlx-lm failed: mlx-vlm has defaults where
+    config.json has faults, so there must be none.
+    """
+    if encoder_of(config) is not None or is_headless(folder):
+        return False
+    cause = error.__cause__
+    if not error.permanent or not isinstance(cause, Exception):
+        return False
+    return is_mlx_vlms(config["model_type"]) and fault_of(cause, folder) is None
+
+
+def _load_language(folder: Path, kind: str) -> tuple[Any, dict[str, Any]]:
+    """A model that mlx-vlm knows, without the parts that don't write text."""
+    unknown = f"mlx-lm doesn't know models of type {kind}"
+    if find_spec("mlx_vlm") is None:
+        raise ModelError(
+            f"{unknown}. mlx-vlm may, and isn't installed. This installs it: "
+            f"{command_to_add('vision')}"
+        )
+    if not is_mlx_vlms(kind):
+        raise ModelError(f"{unknown}, and mlx-vlm knows none that write text.")
+    # Before mlx-vlm imports what processors are made of.
+    show_torch()
+
+    from worker.vision.language import load_language
+
+    with (
+        one_reason(lambda error: reason_of(error, folder, "The model can't be loaded")),
+        as_opened(folder, pictures=True) as opened,
+    ):
+        return load_language(opened)
+
+
 def _load_vision(folder: Path) -> tuple[Any, dict[str, Any], PictureProcessor]:
     # mlx-vlm is an optional dependency.
     if find_spec("mlx_vlm") is None:
@@ -298,7 +361,7 @@ def _text_config(config: dict[str, Any]) -> dict[str, Any]:
     nested = config.get("text_config") or {}
     if not isinstance(nested, dict):
         raise ModelError(f"config.json: text_config is {nested!r}, and must be an object.")
-    return {**config, **nested}
+    return {**config, **text_table(config)}
 
 
 def _vocabulary(config: dict[str, Any], tokenizer: Any) -> int:

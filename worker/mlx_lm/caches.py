@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import ceil
 from typing import Any, Final, TypeAlias
 
 import mlx.core as mx
@@ -23,6 +24,8 @@ from worker.mlx_lm.row_caches import RowsCache
 
 # The caches of layers with a recurrent state.
 RecurrentCache: TypeAlias = ArraysCache
+# The caches of one layer that has several.
+SeveralCaches: TypeAlias = CacheList
 # Caches that grow with each token. Their arrays have the tokens on the last axis but one.
 _GROWING: Final = (KVCache, ConcatenateKVCache, BatchKVCache)
 # Caches that don't grow, and whose states can be taken out and put back.
@@ -82,7 +85,8 @@ def as_mlx_lms(cache: Any) -> Any:
     """mlx-lm's cache in place of another library's, or `cache` itself if mlx-lm lacks that kind."""
     # The exact name counts, since subclasses may keep more.
     match type(cache).__name__:
-        case "KVCache":
+        case "KVCache" | "HyV4KVCache":
+            # The second differs in the steps by which it grows.
             return KVCache()
         case "RotatingKVCache":
             return RotatingKVCache(cache.max_size, cache.keep)
@@ -115,6 +119,11 @@ def bytes_of(caches: Sequence[Any]) -> tuple[int, int]:
             row_bytes += leaf.nbytes * _window_tokens(leaf) // leaf.keys.shape[2]
         elif isinstance(leaf, KVCache):
             token_bytes += 0 if leaf.keys is None else leaf.nbytes // leaf.keys.shape[2]
+        elif hasattr(leaf, "memory_profile") and not has_known_state(leaf):
+            # One of mlx-vlm's own kinds, which tell their growth.
+            profile = leaf.memory_profile(0)
+            token_bytes += ceil(profile.bytes_per_token)
+            row_bytes += profile.fixed_bytes
         else:
             row_bytes += leaf.nbytes
     return token_bytes, row_bytes

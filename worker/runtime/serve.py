@@ -210,7 +210,7 @@ def _try(
         raise ModelError("mlx-lm has no batches of this model, which several ranks need.")
     if caches is not None and leader is None:
         # Rank 0 can't try a model without the others.
-        trial = _try_batching(caches.model, looks=loaded.picture_processor is not None)
+        trial = _try_batching(caches.model, loaded)
     alone = None if trial is None else trial.fault
     if alone is not None and loaded.draft is not None:
         raise ModelError(f"draft_model: guesses are checked in batches, and {alone}.")
@@ -359,13 +359,14 @@ def _make_text(
     return TextServing(engine, paths, prompt_cache, proof, fault, cached)
 
 
-def _try_batching(model: Any, *, looks: bool) -> BatchingTrial:
-    if not looks:
+def _try_batching(model: Any, loaded: LoadedModel) -> BatchingTrial:
+    """Try the loaded model, whose caches may be quantized in `model`."""
+    if not loaded.is_by_mlx_vlm:
         return try_batching(model)
-    # mlx-vlm is an optional dependency, which only models with pictures need.
+    # mlx-vlm is an optional dependency.
     from worker.vision.trial import why_alone
 
-    fault = why_alone(model)
+    fault = why_alone(model, looks=loaded.picture_processor is not None)
     return BatchingTrial(fault, groups=fault is None and takes_groups(model))
 
 
@@ -385,5 +386,5 @@ def prompt_root(loaded: LoadedModel, command: Load) -> bytes:
         loaded.fingerprint,
         version("mlx-lm"),
         str(command.kv_bits),
-        version("mlx-vlm") if loaded.picture_processor is not None else "",
+        version("mlx-vlm") if loaded.is_by_mlx_vlm else "",
     )

@@ -1,6 +1,4 @@
-"""Loads a model that looks at pictures by mlx-vlm, makes it callable as mlx-lm's models are, and
-remembers the results of its vision part.
-"""
+"""Loads a model that looks at pictures by mlx-vlm, and remembers the results of its vision part."""
 
 from __future__ import annotations
 
@@ -12,14 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-import mlx.core as mx
 from mlx import nn
 
 from worker import mlx_vlm
-from worker.mlx_lm.added_caches import RowShifts
 from worker.vision import PictureInputs, Remember
+from worker.vision.language import LanguagePart
 from worker.vision.pictures import PictureProcessor
-from worker.vision.prompt import SHIFT, EmbeddedPrompt
+from worker.vision.prompt import EmbeddedPrompt
 
 _PARTS: Final = ("vision_config", "vision_tower", "mm_vision_tower")
 # The names that models give to the part that looks at pictures.
@@ -64,54 +61,20 @@ def load_vision(folder: Path) -> tuple[VisionModel, dict[str, Any], PictureProce
     return VisionModel(model), config, PictureProcessor(processor, config)
 
 
-class VisionModel:
-    """A model that looks at pictures. As mlx-lm's models do, it computes rows of texts together.
-    Prompts with pictures are computed one by one, by what `start_prompt` gives.
-
-    The language model may keep the positions of one sequence in itself, from call to call. Here it
-    gets the shift of each row's positions with every call.
+class VisionModel(LanguagePart):
+    """A model that looks at pictures. Prompts with pictures are computed one by one, by what
+    `start_prompt` gives.
     """
 
     def __init__(self, model: Any) -> None:
+        super().__init__(model.language_model)
         self._model = model
-        self._language = model.language_model
-        self._shifts = mlx_vlm.keeps_positions(self._language)
         self._tower = Tower(model)
         # By how much positions behind pictures are shifted, by the pictures' digests.
         self._known: OrderedDict[tuple[bytes, ...], int] = OrderedDict()
 
-    @property
-    def layers(self) -> Any:
-        return self._language.layers
-
-    @property
-    def attends_across(self) -> bool:
-        """Whether steps of a row need more of its pictures than the row's caches and shift."""
-        return mlx_vlm.attends_across(self._language)
-
     def parameters(self) -> Any:
         return self._model.parameters()
-
-    def make_cache(self) -> list[Any]:
-        caches = mlx_vlm.make_caches(self._language)
-        return [*caches, RowShifts()] if self._shifts else caches
-
-    def __call__(self, tokens: mx.array, cache: list[Any] | None = None) -> mx.array:
-        """Token ids (rows, tokens) of texts to logits (rows, tokens, vocabulary)."""
-        if cache is None or not self._shifts:
-            mlx_vlm.forget_positions(self._language)
-            return self._compute(tokens, cache)
-        *layers, shifts = cache
-        # Some models read the shifts here, others among the arguments.
-        mlx_vlm.forget_positions(self._language, shifts.array)
-        logits = self._compute(tokens, layers, **{SHIFT: shifts.array})
-        # Some models put other caches into the list.
-        cache[:-1] = layers
-        return logits
-
-    def _compute(self, tokens: mx.array, cache: list[Any] | None, **beside: Any) -> mx.array:
-        logits: mx.array = self._language(tokens, cache=cache, **beside).logits
-        return logits
 
     def start_prompt(
         self,

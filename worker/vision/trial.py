@@ -1,4 +1,4 @@
-"""Whether a model that looks at pictures computes unlike rows together as it computes each alone.
+"""Whether a model by mlx-vlm computes unlike rows together as it computes each alone.
 
 mlx-vlm's language models were written for one sequence. Many take rows of different lengths, and a
 shift of positions for each row. No name or attribute tells which, so it is tried.
@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import mlx.core as mx
 
+from worker import mlx_vlm
 from worker.mlx_lm.added_caches import RowShifts, shift_row
 from worker.mlx_lm.caches import can_be_merged, make_caches
 from worker.mlx_lm.decoding_row import DecodingRow
@@ -18,27 +19,37 @@ from worker.mlx_lm.generator import Tap
 from worker.mlx_lm.guessing import RowGuesses
 from worker.mlx_lm.rows import DecodingRows
 from worker.system.errors import one_sentence, passing_kind
+from worker.vision.parts_trial import why_breaks_change
 
 # Prompts of different lengths. In steps each row has one token, or these guesses, too.
 _PROMPTS: Final = ((3, 5, 4, 6), (9, 8, 7, 9, 4, 3, 11, 10, 5, 2, 12))
 _GUESSES: Final = (7, 6)
 # The shifts of the two rows' positions, if the model takes shifts.
 _SHIFTS: Final = (0, 300)
+# Texts alone are not shifted.
+_NO_SHIFTS: Final = (0, 0)
 # Logits of a batch may differ by this share from those of a row alone, and by so many times their
 # number type's precision, since kernels round differently.
 _LEAST_ROUNDING: Final = 1e-3
 _ROUNDING: Final = 8
 
 
-def why_alone(model: Any) -> str | None:
-    """Why rows of texts, and rows of prompts with pictures whose prompts were computed alone, can't
-    decode together with this `VisionModel`, as a phrase; None: they can. Its new caches may be
-    quantized.
+def why_alone(model: Any, *, looks: bool = True) -> str | None:
+    """Why rows of texts can't decode together with this `LanguagePart`, as a phrase; None: they
+    can. If it `looks`, it is a `VisionModel`, and rows of prompts with pictures whose prompts were
+    computed alone must decode with them. Its new caches may be quantized.
+
+    Raises:
+        ModelError: a model of texts alone can't be served.
     """
-    if model.attends_across or not can_be_merged(make_caches(model)):
+    changes = None if looks else why_breaks_change(model)
+    if changes is not None:
+        return changes
+    caches = make_caches(model)
+    if model.attends_across or mlx_vlm.tells_prompts(caches) or not can_be_merged(caches):
         return "this model's steps need more than caches, or its caches can't be merged"
     try:
-        if _agrees(model):
+        if _agrees(model, _SHIFTS if looks else _NO_SHIFTS):
             return None
     except Exception as error:
         if passing_kind(error) is not None:
@@ -48,7 +59,7 @@ def why_alone(model: Any) -> str | None:
     return "this model answers otherwise when several are computed together"
 
 
-def _agrees(model: Any) -> bool:
+def _agrees(model: Any, row_shifts: tuple[int, int]) -> bool:
     prompts, batch = _compute_prompts(model)
     recorder = _Recorder()
     rows = DecodingRows(Tap(model), recorder, recorder, lends=False)
@@ -58,13 +69,13 @@ def _agrees(model: Any) -> bool:
     ]
     for shifts in batch:
         if isinstance(shifts, RowShifts):
-            shifts.set(_SHIFTS)
+            shifts.set(row_shifts)
     rows.start(begun, batch)
     rows.next()
     narrow, wide = recorder.seen
     # One token a row, if the caches can't forget wrong guesses.
     steps = len(wide) // len(_PROMPTS)
-    for row, (prompt, shift) in enumerate(zip(_PROMPTS, _SHIFTS, strict=True)):
+    for row, (prompt, shift) in enumerate(zip(_PROMPTS, row_shifts, strict=True)):
         following = [recorder.first[row], *_GUESSES][:steps]
         logits = _compute_alone(model, prompt, following, shift)
         size = len(prompt)
@@ -75,7 +86,7 @@ def _agrees(model: Any) -> bool:
         ]
         if not all(_alike(*texts) for texts in pairs):
             return False
-    return _shifts_count(model)
+    return not any(row_shifts) or _shifts_count(model)
 
 
 def _compute_prompts(model: Any) -> tuple[mx.array, list[Any]]:
@@ -107,15 +118,20 @@ def _compute_alone(
     caches = make_caches(model)
     token_ids = [*prompt, *following]
     if not shift or not any(isinstance(cache, RowShifts) for cache in caches):
-        logits: mx.array = model.start_prompt(token_ids, None, 0)(
-            mx.array([token_ids]), cache=caches
-        )
+        logits = _starting(model, token_ids)(mx.array([token_ids]), cache=caches)
         return logits[0]
     before = len(prompt) - 1
-    logits = model.start_prompt(token_ids, None, 0)(mx.array([token_ids[:before]]), cache=caches)
+    logits = _starting(model, token_ids)(mx.array([token_ids[:before]]), cache=caches)
     shift_row(caches, shift)
     rest = model(mx.array([token_ids[before:]]), cache=caches)[0]
     return mx.concatenate([logits[0], rest])
+
+
+def _starting(model: Any, token_ids: list[int]) -> Callable[..., mx.array]:
+    """The model for one sequence that begins with these tokens."""
+    looks = hasattr(model, "start_prompt")
+    started: Callable[..., mx.array] = model.start_prompt(token_ids, None, 0) if looks else model
+    return started
 
 
 def _shifts_count(model: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from gateway.library.catalogue import (
     remove,
     with_configured,
 )
-from gateway.library.description import describe
+from gateway.library.description import describe, problem_of
 from gateway.library.finder import Finder
 from gateway.library.folders import search
 from gateway.memory.weights import read_weights
@@ -192,6 +193,13 @@ def test_a_template_of_the_processor_is_told(name: str, tmp_path: Path) -> None:
     (folder / name).write_text('{"chat_template": "{% if tools %}{% endif %}"}')
     assert describe(folder).has_template
     assert describe(folder).abilities == ("text", "tools")
+
+
+def test_a_model_of_an_unknown_kind_names_what_may_know_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.library.description.find_spec", lambda _name: None)
+    problem = problem_of({"model_type": "no_such_kind"})
+    assert problem is not None
+    assert re.search(r"no_such_kind; mlx-vlm may know them: .*install.*vision", problem)
 
 
 def test_search_finds_models_in_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

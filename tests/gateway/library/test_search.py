@@ -101,7 +101,7 @@ def test_search_marks_unloadable_and_skips_ownerless_repositories(hub: Hub) -> N
     hub.repositories["gpt-qwen3"] = hub.repositories[SMALL]
     found = asked(hub, "qwen3")
     assert set(found) == {SMALL, LARGE, PLAIN}
-    assert found[SMALL].problem == "mlx-lm knows no models of the kind whisper"
+    assert found[SMALL].problem.startswith("mlx-lm knows no models of the kind whisper")
     assert (found[SMALL].gated, found[LARGE].embeds) == (True, True)
     assert found[PLAIN].problem is None
 

@@ -17,7 +17,7 @@ from protocol.model_folder import INDEX, weight_files
 from worker.errands.check.subject import Findings, Subject, Teller
 from worker.load.faults import reason_of
 from worker.load.files import as_opened, check_files
-from worker.load.loading import classes_of, is_headless
+from worker.load.loading import classes_of, is_headless, needs_mlx_vlm
 from worker.mlx_lm.models import read_model
 from worker.system.errors import ModelError, one_sentence
 
@@ -45,7 +45,7 @@ def check_the_files(subject: Subject) -> Findings:
     headers = {path: read_header(path) for path in weight_files(subject.folder)}
     yield from _index(subject.folder, headers)
     yield from _doubled(headers)
-    yield from _architecture(subject)
+    yield from _built(subject)
     hashed = 0
     wanted = 0
     for path, digest in _digests(subject.folder):
@@ -155,6 +155,20 @@ def compare(folder: Path) -> ShapeComparison:
     with as_opened(folder) as opened:
         read_model(opened, classes)
     return compared
+
+
+def _built(subject: Subject) -> Iterator[CheckFinding]:
+    """What is wrong with the model that the files make, by the library that computes it."""
+    findings = [] if needs_mlx_vlm(subject.config) else list(_architecture(subject))
+    if findings or needs_mlx_vlm(subject.config):
+        try:
+            if subject.loaded.is_by_mlx_vlm:
+                return
+        except ModelError as error:
+            if not findings:
+                reason = error.reason
+                yield TELL.fault("config.json and the weights don't make a model.", reason, _PULL)
+    yield from findings
 
 
 def _architecture(subject: Subject) -> Iterator[CheckFinding]:

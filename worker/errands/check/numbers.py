@@ -17,6 +17,7 @@ from worker.errands.check.search import UNUSUAL_LOSS, USUAL_LOSS, Search
 from worker.errands.check.subject import (
     Findings,
     InvalidNumbersError,
+    SectionSkipped,
     Subject,
     Teller,
     UncheckedError,
@@ -50,6 +51,8 @@ def check_the_numbers(subject: Subject) -> Findings:
             PULL,
         )
         raise InvalidNumbersError
+    if subject.loaded.is_by_mlx_vlm:
+        raise SectionSkipped("mlx-vlm computes the model, whose layers have other names there.")
     width = int(subject.text_config.get("hidden_size") or 0)
     figures = list(matrices(model, width))
     random = [matrix for matrix in figures if matrix.is_random]

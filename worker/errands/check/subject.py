@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 import mlx.core as mx
 
 from protocol.check import CheckFinding, CheckModel, Owner, Section, Severity
-from protocol.model_files import read_config
+from protocol.model_files import read_config, text_table
 from worker.load.loading import LoadedModel, load, read_tokenizer
 from worker.template.chat_template import ChatTemplate
 from worker.text.families import find_format
@@ -95,7 +95,7 @@ class Subject:
     @cached_property
     def text_config(self) -> dict[str, Any]:
         """The configuration of the language model, which may stand in a table of its own."""
-        return {**self.config, **(self.config.get("text_config") or {})}
+        return {**self.config, **text_table(self.config)}
 
     @cached_property
     def tokenizer(self) -> Any:
