@@ -175,7 +175,7 @@ def _build(folder: Path, adapter: Path | None, *, pictures: bool, own_head: bool
         if pictures:
             model, config, picture_processor = _load_vision(folder)
         else:
-            model, config, is_by_mlx_vlm = _load_text(folder, own_head=own_head)
+            model, config, is_by_mlx_vlm = load_text(folder, own_head=own_head)
         if adapter is not None:
             if is_by_mlx_vlm:
                 raise ModelError("adapter: mlx-vlm computes this model, and adapters are mlx-lm's.")
@@ -254,8 +254,13 @@ def needs_mlx_vlm(config: dict[str, Any]) -> bool:
     return encoder_of(config) is None and not is_mlx_lms(config["model_type"])
 
 
-def _load_text(folder: Path, *, own_head: bool) -> tuple[Any, dict[str, Any], bool]:
-    """A model for texts alone and its configuration. The last is whether mlx-vlm computes it."""
+def load_text(folder: Path, *, own_head: bool = False) -> tuple[Any, dict[str, Any], bool]:
+    """A model for texts alone, whose weights are read when they are needed, and its configuration.
+    The last is whether mlx-vlm computes it.
+
+    Raises:
+        ModelError: no library can make the model of its files.
+    """
     config = read_config(folder)
     kind = config["model_type"]
     if needs_mlx_vlm(config):

@@ -17,7 +17,7 @@ from protocol.model_folder import INDEX, weight_files
 from worker.errands.check.subject import Findings, Subject, Teller
 from worker.load.faults import reason_of
 from worker.load.files import as_opened, check_files
-from worker.load.loading import classes_of, is_headless, needs_mlx_vlm
+from worker.load.loading import classes_of, is_headless, load_text, needs_mlx_vlm
 from worker.mlx_lm.models import read_model
 from worker.system.errors import ModelError, one_sentence
 
@@ -162,7 +162,8 @@ def _built(subject: Subject) -> Iterator[CheckFinding]:
     findings = [] if needs_mlx_vlm(subject.config) else list(_architecture(subject))
     if findings or needs_mlx_vlm(subject.config):
         try:
-            if subject.loaded.is_by_mlx_vlm:
+            _, _, is_by_mlx_vlm = load_text(subject.folder)
+            if is_by_mlx_vlm:
                 return
         except ModelError as error:
             if not findings:
