@@ -1,4 +1,4 @@
-"""Files that hang on read, as on a mount that has died: a FIFO without a writer stands for them."""
+"""Files that hang on read, as on a mount that has died."""
 
 from __future__ import annotations
 
@@ -56,8 +56,7 @@ def gateway(folder: Path) -> Iterator[Gateway]:
     weights = hanging_weights(folder / "weights")
     tokenizer = folder / "tokenizer"
     shutil.copytree(DEMO, tokenizer)
-    (tokenizer / "tokenizer.json").unlink()
-    os.mkfifo(tokenizer / "tokenizer.json")
+    hangs(tokenizer / "tokenizer.json", "worker").touch()
     repository = folder / "cache" / "models--owner--name"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("0123abcd")

@@ -54,19 +54,22 @@ def sitecustomize(folder: Path, code: str) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(folder), *([inherited] if inherited else [])])}
 
 
-def hangs(file: Path) -> Path:
-    """While this file is there, a gateway with `hanging_files` waits for the other one."""
-    return file.with_name(f"{file.name}.hangs")
+def hangs(file: Path, reader: str = "gateway") -> Path:
+    """While this file is there, a gateway or a worker with `hanging_files` waits for the other one."""
+    return file.with_name(f"{file.name}.hangs-for-{reader}")
 
 
 def hanging_files() -> str:
-    """Code for `sitecustomize`: gateways wait for files as for those of a mount that has died."""
+    """Code for `sitecustomize`: gateways and workers wait for files as for those of a mount that
+    has died.
+    """
     return """
-    if any(each.endswith("bulkhead") for each in sys.orig_argv):
+    if in_worker() or any(each.endswith("bulkhead") for each in sys.orig_argv):
         import os, time
         opens = os.open
+        reader = "worker" if in_worker() else "gateway"
         def patient(path, *arguments, **options):
-            while os.path.exists(f"{os.fsdecode(path)}.hangs"):
+            while os.path.exists(f"{os.fsdecode(path)}.hangs-for-{reader}"):
                 time.sleep(0.02)
             return opens(path, *arguments, **options)
         os.open = patient

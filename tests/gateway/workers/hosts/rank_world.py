@@ -519,6 +519,10 @@ class World(RuleBasedStateMachine):
         step = current.fate.started(rank)
         if step is not None:
             self._signal(rank, step)
+        # The news of its end may have come together with the answer to its start.
+        session = current.sessions.get(rank)
+        if session is not None and session.end is not None:
+            self._follower_ended(rank, session.end)
 
     def _none_more(self) -> None:
         self.incarnation.none_more = True
