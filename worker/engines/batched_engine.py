@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from time import perf_counter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from worker.engines.pace import PrefillPace
+from worker.engines.placement import Placement
 from worker.engines.queued_engine import QueuedEngine
 from worker.engines.room import (
     BatchSize,
@@ -31,20 +32,13 @@ from worker.mlx_lm.row_groups import ONE_GROUP
 from worker.prompt_cache.cache import PromptCache
 from worker.vision import Vision
 
-# Batches take turns, and each turn reads all weights, so more batches are slower.
-_MOST_BATCHES: Final = 4
+# A step passes over so many sequences that wait for their batch.
+_MOST_PASSED: Final = 16
 # Chunks aim at this share of their time bound: chunks of one length differ by a third in time, and
 # must stay within the bound while streams run.
 _CAUTION: Final = 0.75
 # The engine asks for memory so many tokens before a row needs it.
 _HORIZON_TOKENS: Final = 512
-
-
-class JoiningSequence(NamedTuple):
-    """A sequence of `tokens` tokens that is to join `batch`."""
-
-    batch: RowBatch
-    tokens: int
 
 
 class BatchedEngine(QueuedEngine):
@@ -139,7 +133,9 @@ class BatchedEngine(QueuedEngine):
         first = next(
             (sequence for sequence in self._waiting if not fetches(sequence.request_id)), None
         )
-        return first is not None and not self._fits(len(first.token_ids) + AHEAD_TOKENS)
+        if first is None:
+            return False
+        return not self._placement().has_room(len(first.token_ids) + AHEAD_TOKENS)
 
     def _rows_need(self) -> EngineNeed:
         sizes = self._sizes()
@@ -296,32 +292,36 @@ class BatchedEngine(QueuedEngine):
 
         A sequence may be overtaken by those behind it. If it waits for blocks from disk, any
         sequence may overtake it. If its batch takes no sequence now, or it waits for a loan,
-        sequences may overtake it that leave room for it. If it doesn't fit the limit, one sequence
-        may overtake it, and only while nothing runs.
+        sequences may overtake it that leave room for it; a step passes over few of these, since
+        each look at a sequence takes time. If it doesn't fit the limit, one sequence may overtake
+        it, and only while nothing runs.
         """
         overtaken = False
-        later: list[JoiningSequence] = []
+        passed = 0
+        placement: Placement | None = None
         for sequence in list(self._waiting):
             rows = self._rows
-            if rows + len(later) >= self.most_rows or (overtaken and rows):
+            if rows + passed >= self.most_rows or passed >= _MOST_PASSED or (overtaken and rows):
                 return
+            placement = placement or self._placement()
             if self._keeper is not None and self._keeper.waits(
                 sequence,
-                self._sizes(),
+                placement.sizes,
                 [row for row_batch in self._batches for row in row_batch.prefilling],
             ):
                 continue
             tokens = len(sequence.token_ids) + AHEAD_TOKENS
-            batch = self._place(tokens, later)
+            batch = self._place(placement, tokens)
             if (
                 batch is not None
                 and batch.takes(self._uncached_tokens(sequence))
-                and not self._waits_for_room(batch, sequence)
+                and not self._waits_for_room(placement, batch, sequence)
             ):
-                self._insert(batch, sequence)
+                self._insert(placement, batch, sequence)
                 self._remove_from_queue(sequence)
             elif batch is not None:
-                later.append(JoiningSequence(batch, tokens))
+                placement.leave_room(batch, tokens)
+                passed += 1
             elif rows:
                 return
             else:
@@ -336,9 +336,14 @@ class BatchedEngine(QueuedEngine):
             return
         batch = min(batches, key=lambda row_batch: (bool(row_batch.prefilling), len(row_batch)))
         other = max((row_batch for row_batch in batches if row_batch is not batch), key=len)
-        joining = [JoiningSequence(other, row.tokens + AHEAD_TOKENS) for row in batch.rows]
         # The rows exist twice until they have joined.
-        if not batch.prefilling and self._room.holds(self._with(*joining)):
+        joining = [row.tokens + AHEAD_TOKENS for row in batch.rows]
+        sizes = [
+            size
+            for row_batch in self._batches
+            for size in row_batch.sizes(joining if row_batch is other else ())
+        ]
+        if not batch.prefilling and self._room.holds(sizes):
             other.merge(batch)
             self._close(batch)
 
@@ -346,72 +351,32 @@ class BatchedEngine(QueuedEngine):
         cached_tokens = 0 if self._keeper is None else self._keeper.cached_tokens(sequence)
         return len(sequence.token_ids) - cached_tokens
 
-    def _insert(self, batch: RowBatch, sequence: Sequence) -> None:
+    def _insert(self, placement: Placement, batch: RowBatch, sequence: Sequence) -> None:
         self._begun += 1
-        if self._keeper is None:
-            batch.insert(sequence, self._begun)
-            return
-        self._keeper.give_way(self._joined(batch, sequence), sequence.path)
-        batch.insert(sequence, self._begun, self._keeper.restore(sequence))
+        taken = None
+        if self._keeper is not None:
+            self._keeper.give_way(_joined(placement, batch, sequence), sequence.path)
+            taken = self._keeper.restore(sequence)
+        batch.insert(sequence, self._begun, taken)
+        placement.join(batch, len(sequence.token_ids) + AHEAD_TOKENS)
 
-    def _waits_for_room(self, batch: RowBatch, sequence: Sequence) -> bool:
+    def _waits_for_room(self, placement: Placement, batch: RowBatch, sequence: Sequence) -> bool:
         return self._keeper is not None and self._keeper.waits_for_room(
-            sequence, self._joined(batch, sequence)
+            sequence, _joined(placement, batch, sequence)
         )
 
-    def _joined(self, batch: RowBatch, sequence: Sequence) -> list[BatchSize]:
-        """The sizes of all batches once the sequence has joined `batch`. Its cached blocks count a
-        second time, as a batch of one row, since they exist twice until they are merged.
-        """
-        joined = self._with(JoiningSequence(batch, len(sequence.token_ids) + AHEAD_TOKENS))
-        return [*joined, BatchSize(1, len(sequence.token_ids))]
+    def _placement(self) -> Placement:
+        return Placement(self._room, self._grouping, self._batches, self._worth_bytes)
 
-    def _fits(self, tokens: int) -> bool:
-        """Whether a sequence of `tokens` tokens fits one of the batches, or a new one."""
-        joined = any(
-            self._room.holds(self._with(JoiningSequence(batch, tokens))) for batch in self._batches
-        )
-        return joined or self._may_open(tokens, [])
-
-    def _place(self, tokens: int, later: list[JoiningSequence]) -> RowBatch | None:
+    def _place(self, placement: Placement, tokens: int) -> RowBatch | None:
         """The batch that a sequence of `tokens` tokens should join, perhaps a new one; None: the
-        sequence has to wait. Room for the sequences in `later` is left free.
+        sequence has to wait.
         """
-        fitting = [
-            (self._padding_bytes(batch, tokens), batch)
-            for batch in self._batches
-            if self._room.holds(self._with(JoiningSequence(batch, tokens), *later))
-        ]
-        least_bytes, best = min(fitting, key=lambda pair: pair[0], default=(0, None))
-        pays = least_bytes <= self._worth_bytes
-        if best is not None and pays and not best.prefills_beyond(tokens):
-            return best
-        return self._open() if self._may_open(tokens, later) else best
-
-    def _may_open(self, tokens: int, later: list[JoiningSequence]) -> bool:
-        alone = [*self._with(*later), BatchSize(1, tokens)]
-        return len(self._batches) < _MOST_BATCHES and self._room.holds(alone)
-
-    def _with(self, *joining: JoiningSequence) -> list[BatchSize]:
-        """The sizes of all batches once these sequences have joined their batches."""
-        return [
-            size
-            for batch in self._batches
-            for size in batch.sizes(
-                sequence.tokens for sequence in joining if sequence.batch is batch
-            )
-        ]
-
-    def _padding_bytes(self, batch: RowBatch, tokens: int) -> int:
-        """The bytes of padding that each step would read in addition if a sequence of `tokens`
-        tokens joined a batch.
-        """
-        shape = self._room.shape
-        now, together = (
-            sum(shape.batch_bytes(*size) for size in batch.sizes(joining))
-            for joining in ((), (tokens,))
-        )
-        return together - now - shape.batch_bytes(1, tokens)
+        batch = placement.best(tokens)
+        if batch is None and placement.may_open(tokens):
+            batch = self._open()
+            placement.open(batch)
+        return batch
 
     def _open(self) -> RowBatch:
         batch = RowBatch(
@@ -439,6 +404,14 @@ class BatchedEngine(QueuedEngine):
     def _close(self, batch: RowBatch) -> None:
         self._batches.remove(batch)
         batch.close()
+
+
+def _joined(placement: Placement, batch: RowBatch, sequence: Sequence) -> list[BatchSize]:
+    """The sizes of all batches once the sequence has joined `batch`. Its cached blocks count a
+    second time, as a batch of one row, since they exist twice until they are merged.
+    """
+    tokens = len(sequence.token_ids)
+    return [*placement.joined(batch, tokens + AHEAD_TOKENS), BatchSize(1, tokens)]
 
 
 def _soon_tokens(row: SequenceRow) -> int:

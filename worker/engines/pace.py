@@ -129,11 +129,10 @@ class PrefillPace:
         """
         scored = most_parts(self._pair_elements * (context + self._largest))
         most = min(self._bearable, scored) // max(rows, 1)
-        tokens_per_s = self._tokens_per_s(context)
-        if tokens_per_s is None:
+        if self._tokens_per_s(context) is None:
             return max(_SMALLEST, min(_FIRST, most))
         bound_s = min(self._beside_decoding_s, share_s) if decoding else self._alone_s
-        fitting = int(tokens_per_s * bound_s / max(rows, 1))
+        fitting = self._fitting_tokens(context, bound_s) // max(rows, 1)
         # A single measurement may be wrong, so lengths grow by steps. They shrink at once.
         magnitude = _magnitude(context)
         last = (
@@ -146,6 +145,20 @@ class PrefillPace:
         self._chunks[magnitude] = self._last
         self._whole = self._last * rows
         return self._last
+
+    def fits_chunk(self, rows: int, tokens: int) -> bool:
+        """Whether one chunk takes the whole prompts of so many rows, of `tokens` tokens at most,
+        while other rows decode.
+        """
+        whole = rows * max(_SMALLEST, 1 << max(tokens - 1, 0).bit_length())
+        return whole <= min(self._fitting_tokens(0, self._beside_decoding_s), self._bearable)
+
+    def _fitting_tokens(self, context: int, bound_s: float) -> int:
+        """The tokens over all rows that take `bound_s` seconds; as many as in a first chunk if no
+        speed was measured lately.
+        """
+        tokens_per_s = self._tokens_per_s(context)
+        return _FIRST if tokens_per_s is None else int(tokens_per_s * bound_s)
 
     def _tokens_per_s(self, context: int) -> float | None:
         """A lower bound of the speed behind `context` tokens, from the measurement of the same

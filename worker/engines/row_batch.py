@@ -26,7 +26,9 @@ from worker.vision import Vision
 
 logger = logging.getLogger("worker")
 
-PREFILL_ROWS: Final = 8
+# As many prompts are computed together if one chunk takes all of them, otherwise fewer.
+PREFILL_ROWS: Final = 64
+_ROWS_OF_CHUNKS: Final = 8
 # A chunk of so many tokens over all rows is computed efficiently.
 _ENOUGH_TOKENS: Final = 512
 _MUCH_LONGER: Final = 2
@@ -96,13 +98,21 @@ class RowBatch:
         of its prompt left, no sequence may join. mlx-lm would merge the sequence with that row, and
         split both into two groups in the next step. Each group costs a copy of the batch.
 
+        Prompts that one chunk takes are computed together: each group of rows that joins the rows
+        that decode costs two steps, and a copy of their caches.
+
         All rows in prefill share a chunk, and a chunk reads the caches of each of these rows. So no
         sequence may join while these rows have enough tokens left to fill chunks. A row with many
         more tokens left than the new sequence doesn't count: the sequence must not wait for it.
         """
-        if len(self._prefilling) + len(self._lone) >= self._prompts or self._at_end:
+        prompts = len(self._prefilling) + len(self._lone)
+        if prompts >= self._prompts or self._at_end:
             return False
         left_tokens = [row.tokens - row.seen_tokens for row in self._together]
+        if self._pace.fits_chunk(prompts + 1, max([tokens, *left_tokens])):
+            return True
+        if prompts >= _ROWS_OF_CHUNKS:
+            return False
         limit_tokens = _MUCH_LONGER * tokens
         return sum(left for left in left_tokens if left <= limit_tokens) < _ENOUGH_TOKENS
 
@@ -128,6 +138,12 @@ class RowBatch:
         """The sizes of the groups of rows after the next step, once rows of the lengths `joining`
         have joined. With `length` each row counts with that many tokens.
         """
+        return sizes_of(self._grouping, joining, self.group_sizes(length))
+
+    def group_sizes(self, length: Callable[[SequenceRow], int] | None = None) -> list[GroupSize]:
+        """The groups of rows after the next step. With `length` each row counts with that many
+        tokens.
+        """
         length = length or _next_tokens
         groups = []
         decoding: set[int] = set()
@@ -135,8 +151,10 @@ class RowBatch:
             longest_tokens = max(length(self._rows[index]) for index in uids)
             groups.append(size._replace(longest_tokens=longest_tokens))
             decoding.update(uids)
-        coming = (length(row) for uid, row in self._rows.items() if uid not in decoding)
-        return sizes_of(self._grouping, [*coming, *joining], groups)
+        for uid, row in self._rows.items():
+            if uid not in decoding:
+                groups = self._grouping.placed(groups, length(row))
+        return groups
 
     def insert(self, sequence: Sequence, number: int, taken: RestoredCaches | None = None) -> None:
         """Add a sequence as the row `number`. `taken` has caches of its first tokens, from the

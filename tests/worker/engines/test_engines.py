@@ -474,6 +474,30 @@ def test_a_sequence_that_comes_while_prompts_end_joins_after_them(
     assert len(_run(engine)) == 8
 
 
+def test_prompts_that_one_chunk_takes_are_computed_together(
+    models: Callable[[str], LoadedModel],
+) -> None:
+    model = models("full attention")
+    engine = BatchedEngine(model.model, model.eos_token_ids, 32, UNBOUNDED, stall_s=1e6)
+    tokens = model.tokenizer.encode("A ship with seven holds. " * 4)
+    asked = [
+        Sequence(str(index), tokens[index % 8 :][:14], 6, None, ignore_eos=True)
+        for index in range(24)
+    ]
+    # A longer prompt shows the speed.
+    engine.add(Sequence("long", tokens * 4, 6, None, ignore_eos=True))
+    engine.add(asked[0])
+    alone = _run(engine)
+    for sequence in asked:
+        engine.add(sequence)
+    engine.step()
+    # 16 prompts of up to 16 tokens are a whole chunk on a processor.
+    assert (engine.active, engine.waiting) == (16, 8)
+    made = _run(engine)
+    assert len(made) == 24
+    assert {tuple(made[sequence.request_id]) for sequence in asked[::8]} == {tuple(alone["0"])}
+
+
 def test_a_sequence_that_long_prompts_hold_up_is_overtaken_without_loss(
     models: Callable[[str], LoadedModel],
 ) -> None:

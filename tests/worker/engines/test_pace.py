@@ -196,3 +196,13 @@ def test_a_failure_is_one_of_all_rows_and_chunks_stay_long_enough() -> None:
         pace.shorten()
         pace.chunk(1, decoding=False)
     assert _speed(pace) == 16
+
+
+def test_prompts_fit_one_chunk_within_its_bound() -> None:
+    pace = PrefillPace(largest=2048, beside_decoding_s=0.1)
+    assert (pace.fits_chunk(1, 64), pace.fits_chunk(2, 64)) == (True, False), "nothing is measured"
+    pace.observe(10_000, 1.0)
+    assert [rows for rows in (31, 32) if pace.fits_chunk(rows, 30)] == [31], "1,000 tokens"
+    assert not pace.fits_chunk(16, 33), "lengths are powers of two"
+    pace.observe(100_000, 1.0)
+    assert [rows for rows in (64, 65) if pace.fits_chunk(rows, 32)] == [64], "2,048 tokens"
