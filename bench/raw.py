@@ -131,8 +131,8 @@ def _generate_batches(model: str, connection: Connection) -> None:
         token_ids = [
             prompt if isinstance(prompt, list) else tokenizer.encode(prompt) for prompt in prompts
         ]
-        # Both servers also have the default batch sizes: 32 rows that decode, and 8 in prefill.
-        generator = BatchGenerator(loaded)
+        # The default is 32 rows that decode, as in mlx_lm.server; more streams are rows at once.
+        generator = BatchGenerator(loaded, completion_batch_size=max(32, len(prompts)))
         began = time.perf_counter()
         generator.insert(
             token_ids,
