@@ -55,7 +55,7 @@ def sitecustomize(folder: Path, code: str) -> dict[str, str]:
 
 
 def hangs(file: Path, reader: str = "gateway") -> Path:
-    """While this file is there, a gateway or a worker with `hanging_files` waits for the other one."""
+    """While this file is there, a reader with `hanging_files` waits for the other one."""
     return file.with_name(f"{file.name}.hangs-for-{reader}")
 
 
