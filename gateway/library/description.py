@@ -22,8 +22,9 @@ from gateway.memory.weights import EstimateError, Weights
 from gateway.system.memory import back_end
 from gateway.system.notation import format_size
 from protocol.architectures import is_mlx_lms, is_mlx_vlms
+from protocol.encoders import encoder_of
 from protocol.extras import command_to_add
-from protocol.model_files import encoder_of, read_config, read_header, refusal, text_table
+from protocol.model_files import read_config, read_header, refusal, text_table
 from protocol.model_folder import check_folder, templates_of, weight_files
 
 logger = logging.getLogger(__name__)

@@ -22,8 +22,9 @@ from gateway.memory.weights import (
 )
 from gateway.memory.working_space import NO_CACHES, encoder_bytes, picture_bytes, working_bytes
 from gateway.system.memory import BackEnd
+from protocol.encoders import encoder_of
 from protocol.life import CACHE_STEP_TOKENS, DRAFT_TOKENS
-from protocol.model_files import encoder_of, read_config
+from protocol.model_files import read_config
 
 # Weights are known to the byte. All other memory is calculated; the error is at most this share.
 _MARGIN: Final = 0.15

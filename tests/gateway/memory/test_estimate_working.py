@@ -18,7 +18,7 @@ from gateway.memory.estimate import Estimate, EstimateTerms, estimate
 from gateway.memory.fitting import PROCESS_BYTES
 from gateway.memory.working_space import working_bytes
 from gateway.system.memory import BackEnd, back_end
-from protocol.model_files import encoder_of
+from protocol.encoders import encoder_of
 from tests.support.minilm import minilm
 from worker.mlx_embeddings import classes_of
 from worker.vectors.backbones import Encoder, PaddedTexts
