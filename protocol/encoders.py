@@ -70,6 +70,16 @@ def architectures_of(config: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(map(str, names)) if isinstance(names, list) else frozenset()
 
 
+def makes_token_vectors(modules: Any) -> bool:
+    """Whether the modules in sentence-transformers' modules.json make a vector of each token: their
+    layers work on tokens if nothing is pooled, as in PyLate's files.
+    """
+    listed = modules if isinstance(modules, list) else []
+    types = [str(module.get("type")) for module in listed if isinstance(module, dict)]
+    kinds = {kind.rpartition(".")[2] for kind in types}
+    return "Dense" in kinds and "Pooling" not in kinds
+
+
 def unserved(config: Mapping[str, Any]) -> str | None:
     """Why a vector model isn't served, though mlx-vlm has its layers; None: this doesn't hold."""
     kind = config.get("model_type")
