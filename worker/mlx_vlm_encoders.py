@@ -122,10 +122,15 @@ def _lfm2(module: Any, config: dict[str, Any]) -> tuple[type, Any]:
                 keys = keys & (places[:, None] >= places[None, :])
             attention = mx.where(keys, 0, MASKED).astype(self.dtype)
             # The encoders were trained with convolutions over tokens that no attention sees.
-            convolved = (seen if causal else there) > 0
+            convolved = seen if causal else there
             states = self.model.embed_tokens(tokens)
             for layer in self.layers:
-                states = layer(states, attention if layer.is_attention_layer else convolved, None)
+                if layer.is_attention_layer:
+                    states = layer(states, attention, None)
+                    continue
+                normed = layer.operator_norm(states) * convolved[..., None]
+                states = states + layer.conv(normed, convolved > 0)
+                states = states + layer.feed_forward(layer.ffn_norm(states))
             return cast(mx.array, self.model.embedding_norm(states))
 
         def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
@@ -137,7 +142,9 @@ def _lfm2(module: Any, config: dict[str, Any]) -> tuple[type, Any]:
             named = {name.removeprefix(_OUTER): array for name, array in weights.items()}
             return cast(dict[str, Any], super().sanitize(named))
 
-    return Lfm2Encoder, module.ModelConfig
+    # Newer files leave out this width, which is always the same.
+    whole = {"block_dim": config.get("hidden_size"), **config}
+    return Lfm2Encoder, _Fixed(module.ModelConfig.from_dict(whole))
 
 
 _BUILDERS: Final[dict[str, Callable[[Any, dict[str, Any]], tuple[type, Any]]]] = {
