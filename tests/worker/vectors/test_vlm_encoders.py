@@ -85,7 +85,7 @@ def _refusal(folder: Path, **changes: Any) -> str:
     return refused.value.reason
 
 
-def test_what_the_layers_cannot_compute_is_refused(tmp_path: Path) -> None:
+def test_models_that_the_layers_cannot_compute_are_refused(tmp_path: Path) -> None:
     windows = write_vlm_encoder(tmp_path / "windows", "ministral3")
     kinds = ["sliding_attention", "full_attention", "full_attention"]
     assert "windows (layer_types)" in _refusal(windows, layer_types=kinds, sliding_window=4)
