@@ -103,4 +103,9 @@ def unserved(config: Mapping[str, Any]) -> str | None:
         )
     if config.get("bidirectional_attention") is False:
         return "its tokens see earlier tokens alone, and mlx-vlm's layers for it show them all"
+    layers = config.get("layer_types")
+    if encoder_of(config) == _MINISTRAL and isinstance(layers, list):
+        windows = [layer for layer in layers if layer != "full_attention"]
+        if windows:
+            return f"it has layers of the kind {windows[0]}, which mlx-vlm's encoders lack"
     return None

@@ -25,7 +25,7 @@ _INNER_DENSE: Final = "dense.weight"
 
 
 class UnfitEncoderError(Exception):
-    """mlx-vlm's layers can't compute this encoder. The text is a sentence that says why."""
+    """mlx-vlm's layers can't compute an encoder. The text is a sentence that says why."""
 
 
 def classes_of(config: dict[str, Any]) -> tuple[type, Any]:
@@ -89,12 +89,7 @@ def _llama(module: Any, config: dict[str, Any]) -> tuple[type, Any]:
     return _encoder(module), _Fixed(module.ModelConfig.from_dict(text))
 
 
-def _ministral(module: Any, config: dict[str, Any]) -> tuple[type, Any]:
-    if set(config.get("layer_types") or ()) - {"full_attention"}:
-        raise UnfitEncoderError(
-            "Its config.json wants windows (layer_types), and mlx-vlm's layers for encoders of "
-            "type ministral3 have none."
-        )
+def _ministral(module: Any, _config: dict[str, Any]) -> tuple[type, Any]:
     return _encoder(module), module.ModelConfig
 
 
@@ -136,7 +131,7 @@ def _lfm2(module: Any, config: dict[str, Any]) -> tuple[type, Any]:
         def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
             if _INNER_DENSE in weights:
                 raise UnfitEncoderError(
-                    f"Its weights contain the layer behind the model ({_INNER_DENSE}): take a "
+                    f"The weights contain the layer behind the model ({_INNER_DENSE}): take a "
                     "conversion that has it in a folder of its own (1_Dense)."
                 )
             named = {name.removeprefix(_OUTER): array for name, array in weights.items()}

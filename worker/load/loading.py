@@ -382,10 +382,13 @@ def load_weights(folder: Path, *, own_head: bool = False) -> tuple[Any, dict[str
         ModelError: its files can't be understood, or don't belong together.
     """
     headless = is_headless(folder)
-    with (
-        one_reason(lambda error: reason_of(error, folder, "The model can't be loaded")),
-        as_opened(folder) as opened,
-    ):
+
+    def explain(error: Exception) -> str:
+        if isinstance(error, encoders.EncoderError | mlx_vlm_encoders.UnfitEncoderError):
+            return str(error)
+        return reason_of(error, folder, "The model can't be loaded")
+
+    with one_reason(explain), as_opened(folder) as opened:
         return models.read_model(
             opened, lambda config: classes_of(config, headless=headless, own_head=own_head)
         )
