@@ -134,15 +134,7 @@ def write_vlm_encoder(folder: Path, name: str) -> Path:
 def write_late_model(folder: Path, name: str = "lfm2", **settings: Any) -> Path:
     """Save a model that makes vectors of 16 numbers of each token, as PyLate does."""
     write_vlm_encoder(folder, name)
-    dense = folder / "1_Dense"
-    dense.mkdir()
-    kinds = {"": "sentence_transformers.models.Transformer", "1_Dense": "pylate.models.Dense.Dense"}
-    modules = [{"path": path, "type": kind} for path, kind in kinds.items()]
-    (folder / "modules.json").write_text(json.dumps(modules))
-    identity = {"activation_function": "torch.nn.modules.linear.Identity", "bias": False}
-    (dense / "config.json").write_text(json.dumps(identity))
-    layer = mx.random.normal((16, 32), key=mx.random.key(3))
-    mx.save_safetensors(str(dense / "model.safetensors"), {"linear.weight": layer})
+    write_late_layer(folder, mx.random.normal((16, 32), key=mx.random.key(3)))
     written = {
         "query_prefix": QUERY_PREFIX,
         "document_prefix": DOCUMENT_PREFIX,
@@ -154,3 +146,15 @@ def write_late_model(folder: Path, name: str = "lfm2", **settings: Any) -> Path:
     }
     (folder / "config_sentence_transformers.json").write_text(json.dumps(written))
     return folder
+
+
+def write_late_layer(folder: Path, layer: mx.array) -> None:
+    """Save a layer, (numbers, width), that makes a vector of each token, instead of a pooling."""
+    dense = folder / "1_Dense"
+    dense.mkdir()
+    kinds = {"": "sentence_transformers.models.Transformer", "1_Dense": "pylate.models.Dense.Dense"}
+    modules = [{"path": path, "type": kind} for path, kind in kinds.items()]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    identity = {"activation_function": "torch.nn.modules.linear.Identity", "bias": False}
+    (dense / "config.json").write_text(json.dumps(identity))
+    mx.save_safetensors(str(dense / "model.safetensors"), {"linear.weight": layer})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ pytest.importorskip("mlx_vlm", reason="the extra vision is not installed")
 from gateway.library.description import describe
 from protocol.answers import RequestFailed
 from protocol.requests import Embed, TextPrompt
+from tests.support.minilm import minilm
 from tests.support.shapes import DEMO
 from tests.support.vlm_encoders import (
     DOCUMENT_PREFIX,
     QUERY_PREFIX,
     QUERY_TOKENS,
     own_model,
+    write_late_layer,
     write_late_model,
 )
 from tests.worker.vectors.serving import CONTEXT, Served, load_folder
@@ -33,6 +36,7 @@ from worker.vectors.late_texts import LateTexts
 from worker.vectors.making import make_vectors
 from worker.vectors.recipe import RecipeError, TokenMarks, read_recipe
 
+PYLATE = json.loads(Path(__file__).with_name("pylate.json").read_text("utf-8"))
 QUERY = "Which ship sails?"
 DOCUMENTS = (
     "A ship, far away.",
@@ -97,6 +101,17 @@ def test_scores_are_sums_of_the_largest_products(
     np.testing.assert_allclose(together, _scores(folder, tokenizer, expands=expands), rtol=1e-4)
     alone = [served.numbers([text], query=QUERY)[0, 0] for text in DOCUMENTS]
     np.testing.assert_allclose(together, alone, rtol=1e-5)
+
+
+@pytest.mark.parametrize("case", PYLATE["cases"], ids=lambda case: str(case["settings"]))
+def test_scores_are_pylates(case: dict[str, Any], tmp_path: Path) -> None:
+    """Those of make_pylate.py, with an encoder of mlx-embeddings."""
+    folder = tmp_path / "late"
+    shutil.copytree(minilm(), folder)
+    write_late_layer(folder, mx.array(np.random.RandomState(7).randn(24, 384).astype(np.float32)))
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(case["settings"]))
+    scores = Served(folder).numbers(PYLATE["documents"], query=PYLATE["query"])
+    np.testing.assert_allclose(scores[:, 0], case["scores"], atol=2e-3)
 
 
 def test_a_document_that_is_the_query_scores_each_token_fully(tmp_path: Path) -> None:
