@@ -245,10 +245,28 @@ def test_a_layer_that_adds_its_input_is_refused(tmp_path: Path) -> None:
         Served(folder)
 
 
-def test_a_decoder_cannot_hide_the_expansion(tmp_path: Path) -> None:
-    folder = write_late_model(tmp_path / "late")
+def _late_decoder(folder: Path, **settings: Any) -> Path:
+    write_late_model(folder, **settings)
     for name in ("config.json", "model.safetensors"):
         (folder / name).write_bytes((DEMO / name).read_bytes())
+    width = json.loads((DEMO / "config.json").read_text())["hidden_size"]
+    layer = mx.random.normal((16, width), key=mx.random.key(3))
+    mx.save_safetensors(str(folder / "1_Dense" / "model.safetensors"), {"linear.weight": layer})
+    return folder
+
+
+def test_a_decoder_makes_vectors_of_tokens_in_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = Served(_late_decoder(tmp_path / "late", attend_to_expansion_tokens=True))
+    assert served.serving.abilities == ("text", "score", "token_vectors")
+    whole = served.numbers(DOCUMENTS, query=QUERY)
+    monkeypatch.setattr(served.serving.engine._pace, "chunk", lambda *_, **__: 4)
+    np.testing.assert_allclose(served.numbers(DOCUMENTS, query=QUERY), whole, rtol=1e-3)
+
+
+def test_a_decoder_cannot_hide_the_expansion(tmp_path: Path) -> None:
+    folder = _late_decoder(tmp_path / "late")
 
     loaded = load_folder(folder)
     assert make_vectors(loaded, "demo", CacheRoom(NO_CACHES), 0.1, lambda _: None) is None
