@@ -70,8 +70,9 @@ class Need(Message, frozen=True, tag="need"):
     rows: int = 0
 
 
-# The results that a model can make from a text.
-Ability: TypeAlias = Literal["text", "embedding", "score"]
+# The results that a model can make from a text. "token_vectors" are one of each token, of which
+# requests get the scores alone.
+Ability: TypeAlias = Literal["text", "embedding", "score", "token_vectors"]
 
 
 class Device(Struct, frozen=True, kw_only=True):

@@ -13,6 +13,8 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from protocol.encoders import unserved
+
 _LENGTH_BYTES: Final = 8
 # Bounds many times above the sizes in published models.
 LARGEST_CONFIG_BYTES: Final = 4 << 20
@@ -122,6 +124,8 @@ def refusal(config: Mapping[str, Any]) -> str | None:
             f"config.json wants the program {str(program)[:100]!r} to be run (model_file), and "
             "Bulkhead runs no programs of models: take a conversion that mlx-lm reads by itself"
         )
+    if (reason := unserved(config)) is not None:
+        return reason
     nested = config.get("text_config")
     text = {**config, **(nested if isinstance(nested, dict) else {})}
     for name in _COUNTS:
@@ -256,38 +260,6 @@ def _read(path: Path, begin: int, most_bytes: int, *, whole: bool = True) -> byt
 def _open_at_once(path: str, flags: int) -> int:
     """Open a file without waiting. To open a pipe would otherwise wait for a writer."""
     return os.open(path, flags | os.O_NONBLOCK)
-
-
-# The modules of mlx-embeddings, by the `model_type` of encoders.
-ENCODERS: Final = {
-    "bert": "bert",
-    "roberta": "xlm_roberta",
-    "xlm-roberta": "xlm_roberta",
-    "camembert": "xlm_roberta",
-    "modernbert": "modernbert",
-    # mlx-embeddings has no modules for these types. They are listed so that the error can say that
-    # they are encoders.
-    "albert": "",
-    "deberta-v2": "",
-    "distilbert": "",
-    "electra": "",
-    "gte": "",
-    "mpnet": "",
-    "new": "",
-    "nomic_bert": "",
-}
-# The modules for decoders that config.json turns into encoders, by `model_type`.
-_TURNED: Final = {"gemma3_text": "gemma3_text"}
-
-
-def encoder_of(config: Mapping[str, Any]) -> str | None:
-    """The name of an encoder's module in mlx-embeddings; empty: it has no module for this encoder;
-    None: the model is no encoder.
-    """
-    kind = config.get("model_type")
-    if config.get("use_bidirectional_attention") and kind in _TURNED:
-        return _TURNED[kind]
-    return ENCODERS.get(kind) if isinstance(kind, str) else None
 
 
 # mlx-lm divides these heads over the ranks, and doesn't check whether they can be divided evenly.

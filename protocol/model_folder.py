@@ -277,6 +277,19 @@ def end_token_ids(folder: Path) -> list[int]:
     return []
 
 
+def longest_text_of(folder: Path) -> int | None:
+    """The most tokens of a text that a vector model gets, by the files of PyLate, which bound
+    queries and documents, or of sentence-transformers; None: they don't tell it.
+
+    Raises: OSError.
+    """
+    marks = _table(folder / "config_sentence_transformers.json")
+    whole = _table(folder / "sentence_bert_config.json").get("max_seq_length")
+    bounds = [marks.get(name) for name in ("query_length", "document_length")]
+    lengths = [length for length in bounds if type(length) is int and length > 0]
+    return max(lengths, default=whole if type(whole) is int and whole > 0 else None)
+
+
 class Templates(NamedTuple):
     """The chat templates by their names. `of_processor`: transformers' tokenizer doesn't read the
     file that has them.

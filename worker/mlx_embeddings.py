@@ -13,8 +13,9 @@ from typing import Any, Final, cast
 import mlx.core as mx
 import mlx.nn as nn
 
+from protocol.encoders import ENCODERS, encoder_of
 from protocol.extras import command_to_add
-from protocol.model_files import ENCODERS, encoder_of
+from protocol.model_files import text_table
 from worker.mlx_lm.models import MASKED, known_weights
 
 _SCORING: Final = "ForSequenceClassification"
@@ -61,7 +62,7 @@ def context_tokens_of(config: Mapping[str, Any]) -> int | None:
     """The most tokens of a text; None if the configuration doesn't say. RoBERTa's first position
     is `pad_token_id` + 1, so a text has so many positions fewer.
     """
-    value = config.get("max_position_embeddings")
+    value = {**config, **text_table(config)}.get("max_position_embeddings")
     if not isinstance(value, int) or value <= 0:
         return None
     if encoder_of(config) == "xlm_roberta":
@@ -111,9 +112,11 @@ class _Bert(nn.Module):
         dtype: mx.Dtype = self.embeddings.LayerNorm.weight.dtype
         return dtype
 
-    def states(self, tokens: mx.array, types: mx.array | None, mask: mx.array) -> mx.array:
+    def states(
+        self, tokens: mx.array, types: mx.array | None, seen: mx.array, there: mx.array
+    ) -> mx.array:
         below = self.embeddings(tokens, types)
-        states = self.encoder(below, (1.0 - mask[:, None, None, :]) * MASKED)
+        states = self.encoder(below, (1.0 - seen[:, None, None, :]) * MASKED)
         states = states[0] if isinstance(states, tuple) else states
         return cast(mx.array, states)
 
@@ -184,8 +187,10 @@ def _modernbert(module: Any, config: dict[str, Any]) -> tuple[type, Any]:
             dtype: mx.Dtype = self.model.final_norm.weight.dtype
             return dtype
 
-        def states(self, tokens: mx.array, types: mx.array | None, mask: mx.array) -> mx.array:
-            states: mx.array = self.model(tokens, attention_mask=mask)["last_hidden_state"]
+        def states(
+            self, tokens: mx.array, types: mx.array | None, seen: mx.array, there: mx.array
+        ) -> mx.array:
+            states: mx.array = self.model(tokens, attention_mask=seen)["last_hidden_state"]
             return states
 
         def logits(self, pooled: mx.array) -> mx.array:

@@ -1,4 +1,4 @@
-"""All code that relies on mlx-vlm. Only this file imports mlx-vlm."""
+"""All code that relies on mlx-vlm, beside its encoders. Only this file imports all of mlx-vlm."""
 
 from __future__ import annotations
 

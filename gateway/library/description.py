@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections import Counter
@@ -22,8 +23,16 @@ from gateway.memory.weights import EstimateError, Weights
 from gateway.system.memory import back_end
 from gateway.system.notation import format_size
 from protocol.architectures import is_mlx_lms, is_mlx_vlms
+from protocol.encoders import MLX_VLMS, encoder_of, makes_token_vectors
 from protocol.extras import command_to_add
-from protocol.model_files import encoder_of, read_config, read_header, refusal, text_table
+from protocol.model_files import (
+    LARGEST_CONFIG_BYTES,
+    read_config,
+    read_file,
+    read_header,
+    refusal,
+    text_table,
+)
 from protocol.model_folder import check_folder, templates_of, weight_files
 
 logger = logging.getLogger(__name__)
@@ -45,9 +54,9 @@ _TYPES: Final = {
 
 
 class Description(Struct, frozen=True):
-    """A model by its files. `abilities` are text, tools, vision and embeddings; a load shows
-    whether the model really has them. `context_tokens` is the model's own limit, None if the files
-    name no limit. `problem` says why the model isn't offered, None if it is.
+    """A model by its files. `abilities` are text, tools, vision, embeddings and rerank; a load
+    shows whether the model really has them. `context_tokens` is the model's own limit, None if the
+    files name no limit. `problem` says why the model isn't offered, None if it is.
     """
 
     architecture: str | None
@@ -102,10 +111,12 @@ def _described(folder: Path, config: dict[str, Any]) -> Description:
     templates = templates_of(folder).by_name.values()
     architecture = config.get("model_type")
     context = text.get("max_position_embeddings")
-    encodes = encoder_of(config) is not None or (folder / "1_Pooling").is_dir()
+    late = makes_token_vectors(_modules(folder))
+    encodes = late or encoder_of(config) is not None or (folder / "1_Pooling").is_dir()
+    makes = "rerank" if late else "embeddings" if encodes else "text"
     sees = isinstance(config.get("vision_config"), dict) and not encodes
     abilities = (
-        *(("embeddings",) if encodes else ("text",)),
+        makes,
         *(("tools",) if not encodes and re.search(r"\btools?\b", "\n".join(templates)) else ()),
         *(("vision",) if sees else ()),
     )
@@ -116,6 +127,14 @@ def _described(folder: Path, config: dict[str, Any]) -> Description:
         has_template=any(templates),
         abilities=abilities,
     )
+
+
+def _modules(folder: Path) -> Any:
+    """What modules.json has; None: the file can't be read, or is missing."""
+    try:
+        return json.loads(read_file(folder / "modules.json", LARGEST_CONFIG_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return None
 
 
 def _quantization(config: Mapping[str, Any], folder: Path) -> str | None:
@@ -181,8 +200,9 @@ def problem_of(config: Mapping[str, Any]) -> str | None:
     if encoder == "":
         return f"nothing here loads encoders of the kind {kind}"
     if encoder is not None:
-        missing = find_spec("mlx_embeddings") is None
-        return f"it needs mlx-embeddings: {command_to_add('embeddings')}" if missing else None
+        library, extra = ("vlm", "vision") if encoder in MLX_VLMS else ("embeddings", "embeddings")
+        missing = find_spec(f"mlx_{library}") is None
+        return f"it needs mlx-{library}: {command_to_add(extra)}" if missing else None
     if is_mlx_lms(kind) or is_mlx_vlms(kind):
         return None
     problem = f"mlx-lm knows no models of the kind {kind}"

@@ -34,7 +34,7 @@ from gateway.library.sources import (
     UnreachableError,
 )
 from gateway.system.notation import without_number
-from protocol.model_files import encoder_of
+from protocol.encoders import encoder_of
 
 # The hub's CDN sends files of more than 50 GB only in parts (huggingface_hub.constants).
 _PIECE_BYTES: Final = 8 << 30

@@ -248,7 +248,7 @@ class ModelFolder:
             weight_bytes=sum(sizes) or None,
             changed_at=folder.stat().st_mtime,
             mlx=True,
-            embeds="embeddings" in described.abilities,
+            embeds=not {"embeddings", "rerank"}.isdisjoint(described.abilities),
             problem=described.problem,
         )
 

@@ -22,8 +22,10 @@ from gateway.memory.weights import (
 )
 from gateway.memory.working_space import NO_CACHES, encoder_bytes, picture_bytes, working_bytes
 from gateway.system.memory import BackEnd
+from protocol.encoders import MLX_VLMS, encoder_of
 from protocol.life import CACHE_STEP_TOKENS, DRAFT_TOKENS
-from protocol.model_files import encoder_of, read_config
+from protocol.model_files import read_config
+from protocol.model_folder import longest_text_of
 
 # Weights are known to the byte. All other memory is calculated; the error is at most this share.
 _MARGIN: Final = 0.15
@@ -176,6 +178,8 @@ def estimate(folder: Path, terms: EstimateTerms) -> Estimate:
     options = terms.options
     weights = read_weights(folder, pictures=options.pictures)
     config = _config(folder)
+    if encoder_of(config) is not None:
+        terms = _for_texts_of(folder, terms)
     result = estimated(config, weights, terms, str(folder / "config.json"))
     if options.ranks > 1:
         return of_ranks(result, config, weights, options)
@@ -192,6 +196,16 @@ def estimate(folder: Path, terms: EstimateTerms) -> Estimate:
         )
         result = _with_draft(result, estimate(options.draft, alone))
     return result
+
+
+def _for_texts_of(folder: Path, terms: EstimateTerms) -> EstimateTerms:
+    """The terms for an encoder, whose files may bound its texts."""
+    try:
+        longest_tokens = longest_text_of(folder) or terms.context_tokens
+    except OSError as error:
+        raise EstimateError(f"{folder} can't be read: {error}") from error
+    shorter_tokens = min(terms.context_tokens, longest_tokens)
+    return msgspec.structs.replace(terms, context_tokens=shorter_tokens)
 
 
 def of_ranks(
@@ -260,10 +274,11 @@ def estimated(
     element_bytes, kv_bits = weights.element_bytes, terms.options.kv_bits
     own_head = None
     try:
-        if encoder_of(config) is not None:
+        if (encoder := encoder_of(config)) is not None:
             shape = NO_CACHES
+            by_mlx_vlm = encoder in MLX_VLMS
             short_bytes, long_bytes = (
-                encoder_bytes(text, element_bytes, tokens, terms.system)
+                encoder_bytes(text, element_bytes, tokens, terms.system, by_mlx_vlm=by_mlx_vlm)
                 for tokens in (ordinary_tokens, context_tokens)
             )
         else:

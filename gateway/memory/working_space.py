@@ -172,21 +172,33 @@ NO_CACHES: Final = SequenceCache(
 # mlx-embeddings has arrays of their own for the scores of attention, for their sums and for their
 # normalized values; for XLM-R in single precision.
 _SCORES: Final = 3
+# The masks of mlx-vlm's encoders, which are as large as the scores of so many heads.
+_MASKS: Final = 4
 # States are pooled in single precision.
 _WIDTHS: Final = 8
 _INNER: Final = 3
 
 
 def encoder_bytes(
-    config: Mapping[str, Any], element_bytes: int, tokens: int, system: BackEnd
+    config: Mapping[str, Any],
+    element_bytes: int,
+    tokens: int,
+    system: BackEnd,
+    *,
+    by_mlx_vlm: bool = False,
 ) -> int:
-    """Bytes of an encoder beside its weights, for a batch whose longest text has `tokens`."""
+    """Bytes of an encoder beside its weights, for a batch whose longest text has `tokens`.
+    `by_mlx_vlm`: its layers are mlx-vlm's, and not mlx-embeddings'.
+    """
     largest = LARGEST_CHUNK_TOKENS_ON_CPU if system is BackEnd.CPU else LARGEST_CHUNK_TOKENS
     batch = max(largest, tokens)
     heads = heads_of(config)
     width = width_of(config)
-    inner = first(config, "intermediate_size")
+    inner = first(config, "intermediate_size", "block_ff_dim")
     scores = _SCORES * heads * batch * tokens * _SINGLE_BYTES
+    if by_mlx_vlm:
+        written = 0 if _in_one_kernel(config, system) else heads
+        scores = (written + _MASKS) * batch * tokens * element_bytes
     states = _WIDTHS * width * _SINGLE_BYTES + _INNER * inner * element_bytes
     return _BUFFERS_BYTES + scores + batch * states
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from datetime import UTC, datetime
 
 from gateway.requests.progress import SUSPECT_TOKENS
@@ -56,8 +57,15 @@ def model_changed(model_id: str) -> Refusal:
     )
 
 
-def unable(model_id: str, wanted: Ability) -> Refusal:
+def unable(model_id: str, wanted: Ability, abilities: Collection[Ability]) -> Refusal:
     """For a request that the model can't do."""
+    if wanted == "embedding" and "token_vectors" in abilities:
+        return Refusal(
+            "invalid_request_error",
+            f"{model_id!r} makes one vector of each token, and no vector of a text: /v1/rerank "
+            "takes it, and compares a query with documents.",
+            param="model",
+        )
     sentences: dict[Ability, str] = {
         "text": "is made for vectors and writes no text: it serves /v1/embeddings or /v1/rerank.",
         "embedding": "makes no embeddings of texts.",

@@ -454,7 +454,7 @@ class Traffic:
             wanted = "embedding" if request.task.query is None else "score"
         if passes or self.abilities is None or wanted in self.abilities:
             return None
-        return refusals.unable(self._model_id, wanted)
+        return refusals.unable(self._model_id, wanted, self.abilities)
 
     def _too_late(self, request: Request) -> Refusal:
         return refusals.too_late(self._model_id, request.terms.deadline_s, self._owner.describe())

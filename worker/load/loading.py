@@ -17,11 +17,13 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from protocol.architectures import is_mlx_lms, is_mlx_vlms
+from protocol.encoders import MLX_VLMS, encoder_of
 from protocol.extras import command_to_add
-from protocol.model_files import encoder_of, read_config, read_header, text_table
+from protocol.model_files import read_config, read_header, text_table
 from protocol.model_folder import end_token_ids, templates_of, weight_files
 from protocol.requests import SamplingDefaults
 from worker import mlx_embeddings as encoders
+from worker import mlx_vlm_encoders
 from worker.load.faults import fault_of, reason_of
 from worker.load.files import (
     WEIGHTS,
@@ -380,10 +382,13 @@ def load_weights(folder: Path, *, own_head: bool = False) -> tuple[Any, dict[str
         ModelError: its files can't be understood, or don't belong together.
     """
     headless = is_headless(folder)
-    with (
-        one_reason(lambda error: reason_of(error, folder, "The model can't be loaded")),
-        as_opened(folder) as opened,
-    ):
+
+    def explain(error: Exception) -> str:
+        if isinstance(error, encoders.EncoderError | mlx_vlm_encoders.UnfitEncoderError):
+            return str(error)
+        return reason_of(error, folder, "The model can't be loaded")
+
+    with one_reason(explain), as_opened(folder) as opened:
         return models.read_model(
             opened, lambda config: classes_of(config, headless=headless, own_head=own_head)
         )
@@ -395,7 +400,11 @@ def classes_of(
     """The classes of a model and of its arguments. With `headless` the files lack the head that
     makes logits. With `own_head` the model keeps its head for several tokens, if it has one.
     """
-    if encoder_of(config) is not None:
+    if (encoder := encoder_of(config)) in MLX_VLMS:
+        # Before mlx-vlm imports what processors are made of.
+        show_torch()
+        return mlx_vlm_encoders.classes_of(config)
+    if encoder is not None:
         return encoders.classes_of(config)
     if headless:
         return models.with_head(config)

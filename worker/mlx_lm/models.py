@@ -172,13 +172,15 @@ class Gemma3Encoder(nn.Module):
         dtype: mx.Dtype = self.model.norm.weight.dtype
         return dtype
 
-    def states(self, tokens: mx.array, types: mx.array | None, mask: mx.array) -> mx.array:
+    def states(
+        self, tokens: mx.array, types: mx.array | None, seen: mx.array, there: mx.array
+    ) -> mx.array:
         scale = mx.array(self._arguments.hidden_size**0.5, mx.bfloat16)
         states: mx.array = self.model.embed_tokens(tokens)
         states = states * scale.astype(states.dtype)
         places = mx.arange(tokens.shape[1])
         near = mx.abs(places[:, None] - places[None, :]) < self._reach
-        known = mx.broadcast_to(mask[:, None, None, :] > 0, (len(mask), 1, *near.shape))
+        known = mx.broadcast_to(seen[:, None, None, :] > 0, (len(seen), 1, *near.shape))
         masks = [mx.where(mask, 0, MASKED).astype(states.dtype) for mask in (known, known & near)]
         pattern = self._arguments.sliding_window_pattern
         for index, layer in enumerate(self.model.layers):

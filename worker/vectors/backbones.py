@@ -13,16 +13,18 @@ from worker.mlx_lm.models import trunk_of
 
 class PaddedTexts(NamedTuple):
     """The texts of a batch, or a chunk of their tokens, padded on the right. `tokens` and `types`:
-    (texts, tokens). `lengths` are the lengths of the whole texts.
+    (texts, tokens). `lengths` are the lengths of the whole texts. `unseen` are the numbers of last
+    tokens that no token attends to; None: all are seen.
     """
 
     tokens: mx.array
     types: mx.array | None
     lengths: Sequence[int]
+    unseen: Sequence[int] | None = None
 
     def chunk(self, begin: int, end: int) -> PaddedTexts:
         types = None if self.types is None else self.types[:, begin:end]
-        return PaddedTexts(self.tokens[:, begin:end], types, self.lengths)
+        return PaddedTexts(self.tokens[:, begin:end], types, self.lengths, self.unseen)
 
 
 class Backbone(Protocol):
@@ -67,14 +69,18 @@ class Encoder:
     in_chunks = False
 
     def __init__(self, model: Any) -> None:
-        """`model` is one of `worker.mlx_embeddings`."""
+        """`model` is one of `worker.mlx_embeddings` or `worker.mlx_vlm_encoders`."""
         self._model = model
 
     def make_caches(self) -> Any:
         return None
 
     def states(self, texts: PaddedTexts, caches: Any) -> mx.array:
-        mask = mx.arange(texts.tokens.shape[1])[None, :] < mx.array(list(texts.lengths))[:, None]
-        mask = mask.astype(self._model.dtype)
-        states: mx.array = self._model.states(texts.tokens, texts.types, mask)
+        places = mx.arange(texts.tokens.shape[1])[None, :]
+        ends = mx.array(list(texts.lengths))[:, None]
+        there = (places < ends).astype(self._model.dtype)
+        seen = there
+        if texts.unseen is not None:
+            seen = (places < ends - mx.array(list(texts.unseen))[:, None]).astype(there.dtype)
+        states: mx.array = self._model.states(texts.tokens, texts.types, seen, there)
         return states

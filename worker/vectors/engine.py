@@ -28,14 +28,12 @@ from worker.engines.sequence import (
 from worker.engines.turns import SharerSeconds
 from worker.guesses.costs import StepCosts
 from worker.vectors.backbones import Backbone, PaddedTexts
-from worker.vectors.heads import PoolHead
+from worker.vectors.heads import SHORTEST, PoolHead
 from worker.vectors.jobs import TextPlace, TokenizedText, VectorJob, VectorKind, WaitingTexts
-from worker.vectors.pooling import Pool
+from worker.vectors.pooling import AllStates, Pool
 
 # The vectors in one message, well within a worker's frame.
 _PART_BYTES: Final = 512 << 10
-# The least norm that a vector is divided by. A shorter vector has no direction.
-_SHORTEST: Final = 1e-12
 
 
 class VectorEngine:
@@ -90,9 +88,15 @@ class VectorEngine:
     def add(self, job: VectorJob) -> None:
         number = next(self._numbers)
         self._runs[number] = _JobRun(job, len(job.texts))
-        waiting = self._waiting.setdefault(job.kind, WaitingTexts())
-        lengths = [len(text.token_ids) for text in job.texts]
-        waiting.add(number, lengths, job.priority, job.sharer, job.share)
+        self._waiting.setdefault(job.kind, WaitingTexts())
+        # With a query's vectors a document's become a score at once, and needn't be kept.
+        self._await(number, job, 0, 1 if job.kind == "maxsim" else len(job.texts))
+
+    def _await(self, number: int, job: VectorJob, begin: int, end: int) -> None:
+        """Let the texts of a job from place `begin` to `end` wait."""
+        lengths = [len(text.token_ids) for text in job.texts[begin:end]]
+        waiting = self._waiting[job.kind]
+        waiting.add(number, lengths, job.priority, job.sharer, job.share, begin)
 
     def remove(self, request_ids: Iterable[str]) -> None:
         gone = set(request_ids)
@@ -186,8 +190,11 @@ class VectorEngine:
                 _padded([tokenized_text.token_ids for tokenized_text in texts], self._pad_token_id),
                 _types(texts),
                 lengths,
+                [text.unseen for text in texts] if any(text.unseen for text in texts) else None,
             ),
-            Pool(head.poolings, lengths, [text.skipped for text in texts]),
+            Pool(head.poolings, lengths, [text.skipped for text in texts])
+            if head.poolings
+            else AllStates(),
             self._backbone.make_caches(),
         )
         return True
@@ -203,9 +210,13 @@ class VectorEngine:
             run = self._runs.get(place.job)
             if run is None:
                 continue
+            if run.job.kind == "maxsim":
+                vector = run.scored(place, vector)
             run.vectors[place.place] = vector
             run.left -= 1
             valid = bool(np.isfinite(vector).all())
+            if valid and run.job.kind == "maxsim" and place.place == 0:
+                self._await(place.job, run.job, 1, len(run.job.texts))
             if not run.left or not valid:
                 del self._runs[place.job]
                 self._waiting[batch.kind].remove(place.job)
@@ -216,7 +227,8 @@ class VectorEngine:
 
     def _send(self, run: _JobRun) -> None:
         job = run.job
-        rows = np.stack([run.vectors[index] for index in range(len(job.texts))])
+        first = 1 if job.kind == "maxsim" else 0
+        rows = np.stack([run.vectors[index] for index in range(first, len(job.texts))])
         tokens = sum(len(text.token_ids) for text in job.texts)
         if job.dimensions is not None:
             rows = rows[:, : job.dimensions]
@@ -248,6 +260,18 @@ class _JobRun:
     left: int
     vectors: dict[int, np.ndarray[Any, Any]] = field(default_factory=dict)
 
+    def scored(self, place: TextPlace, vectors: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """The vectors of the query's tokens, or the score of a document, of the vectors of a padded
+        text: for each token of the query the largest product with a token of the document, in sum.
+        """
+        text = self.job.texts[place.place]
+        vectors = vectors[: len(text.token_ids)]
+        if text.counted is not None:
+            vectors = vectors[text.counted]
+        if place.place == 0:
+            return vectors
+        return np.array([(self.vectors[0] @ vectors.T).max(axis=1).sum()])
+
 
 @dataclass
 class _TextBatch:
@@ -256,14 +280,14 @@ class _TextBatch:
     kind: VectorKind
     places: list[TextPlace]
     texts: PaddedTexts
-    pool: Pool
+    pool: Pool | AllStates
     caches: Any
     at: int = 0
 
 
 def _unit(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     unit: np.ndarray[Any, Any] = rows / np.maximum(
-        np.linalg.norm(rows, axis=1, keepdims=True), _SHORTEST
+        np.linalg.norm(rows, axis=1, keepdims=True), SHORTEST
     )
     return unit
 

@@ -22,11 +22,13 @@ _ACTIVATIONS: Final = {
     "Sigmoid": mx.sigmoid,
     "SiLU": nn.silu,
 }
+# The least norm that a vector is divided by. A shorter vector has no direction.
+SHORTEST: Final = 1e-12
 
 
 class PoolHead(Protocol):
     """Turns a text's hidden states, pooled by `poolings`, into a vector or a score. `normalized`:
-    vectors are to be divided by their norm.
+    vectors are to be divided by their norm. Without `poolings` it gets the states of all tokens.
     """
 
     poolings: tuple[Pooling, ...]
@@ -52,6 +54,25 @@ class VectorHead:
         for weight, bias, activation in self._layers:
             pooled = activation(pooled @ weight.T + bias)
         return pooled
+
+
+class TokenHead:
+    """Makes a vector of length 1 of each token, from shape (texts, tokens, width)."""
+
+    poolings: tuple[Pooling, ...] = ()
+    normalized = False
+
+    def __init__(self, recipe: Recipe) -> None:
+        """
+        Raises:
+            RecipeError: a layer can't be read.
+        """
+        self._vectors = VectorHead(recipe)
+
+    def __call__(self, pooled: mx.array) -> mx.array:
+        vectors = self._vectors(pooled)
+        lengths = mx.linalg.norm(vectors, axis=-1, keepdims=True)
+        return vectors / mx.maximum(lengths, SHORTEST)
 
 
 class ClassHead:
@@ -104,6 +125,10 @@ def _read_layer(folder: Path) -> tuple[mx.array, mx.array, Any]:
         mx.eval(weights)
     except (OSError, ValueError, RuntimeError) as error:
         raise RecipeError(f"The layer in {folder} can't be read: {error}") from error
+    if settings.get("use_residual"):
+        raise RecipeError(
+            f"The layer in {folder} adds its input to its output, which isn't supported."
+        )
     if "linear.weight" not in weights:
         raise RecipeError(f"The layer in {folder} has no linear.weight.")
     weight = weights["linear.weight"].astype(mx.float32)

@@ -51,9 +51,17 @@ class WaitingTexts:
         return len(self._all)
 
     def add(
-        self, job: int, lengths: list[int], priority: int, sharer: str = "", share: int = 1
+        self,
+        job: int,
+        lengths: list[int],
+        priority: int,
+        sharer: str = "",
+        share: int = 1,
+        first: int = 0,
     ) -> None:
-        places = sorted(TextPlace(tokens, job, index) for index, tokens in enumerate(lengths))
+        """Let texts of a job wait, none of which does. `first` is the place of the first text."""
+        numbered = enumerate(lengths, first)
+        places = sorted(TextPlace(tokens, job, place) for place, tokens in numbered)
         if len(places) > len(self._all):
             self._all = sorted(self._all + places)
         else:
@@ -125,19 +133,23 @@ class WaitingTexts:
         return min(self._by_job, key=lambda job: (*self._orders[job][:2], job), default=None)
 
 
-# "cosine" compares the vectors of a job's texts with the vector of its first text.
-VectorKind: TypeAlias = Literal["embedding", "score", "cosine"]
+# "cosine" compares the vectors of a job's texts with the vector of its first text. "maxsim" does so
+# with the vectors of all tokens.
+VectorKind: TypeAlias = Literal["embedding", "score", "cosine", "maxsim"]
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizedText:
     """A text's tokens. `types` tell for each token to which text of a pair it belongs. The first
-    `skipped` tokens are a prompt that isn't pooled.
+    `skipped` tokens are a prompt that isn't pooled. No token attends to the last `unseen` ones. For
+    "maxsim", the vectors of the tokens at `counted` count.
     """
 
     token_ids: list[int]
     types: list[int] | None = None
     skipped: int = 0
+    unseen: int = 0
+    counted: list[int] | None = None
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,10 @@ from worker.mlx_lm.text import tokenizer_inside
 from worker.system.errors import ModelError, PromptError
 from worker.vectors.backbones import Backbone, Decoder, Encoder
 from worker.vectors.engine import VectorEngine
-from worker.vectors.heads import ClassHead, PoolHead, VectorHead, YesHead
+from worker.vectors.heads import ClassHead, PoolHead, TokenHead, VectorHead, YesHead
 from worker.vectors.jobs import TokenizedText, VectorJob, VectorKind
-from worker.vectors.recipe import Recipe, RecipeError, read_recipe
+from worker.vectors.late_texts import LateTexts
+from worker.vectors.recipe import Recipe, RecipeError, encoder_pooling, read_recipe
 
 # Vocabularies have runs of spaces as single tokens. The longest known run has 128 spaces.
 _MOST_CHARACTERS_PER_TOKEN: Final = 128
@@ -71,22 +72,25 @@ def make_vectors(
     """
     try:
         parts = _of_encoder(loaded) if loaded.is_encoder else _of_decoder(loaded, source)
+        if parts is None:
+            return None
+        texts = VectorTokenizer(
+            loaded.tokenizer, loaded.vocabulary, parts.recipe, parts.score, pairs=parts.pairs
+        )
     except RecipeError as error:
         if loaded.is_encoder:
             raise ModelError(str(error)) from error
         logger.warning("The model makes no vectors: %s", error)
         return None
-    if parts is None:
-        return None
     abilities: list[Ability] = [] if loaded.is_encoder or loaded.is_headless else ["text"]
-    abilities += ["embedding", "score"] if "embedding" in parts.heads else ["score"]
+    if "embedding" in parts.heads:
+        abilities.append("embedding")
+    abilities += ["score", "token_vectors"] if parts.recipe.marks is not None else ["score"]
     pad = loaded.config.get("pad_token_id")
     pad_token_id = pad if isinstance(pad, int) and 0 <= pad < loaded.vocabulary else 0
     return VectorServing(
         tuple(abilities),
-        VectorTokenizer(
-            loaded.tokenizer, loaded.vocabulary, parts.recipe, parts.score, pairs=parts.pairs
-        ),
+        texts,
         VectorEngine(parts.backbone, parts.heads, room, stall_s, pad_token_id, emit),
     )
 
@@ -104,11 +108,13 @@ class _VectorParts(NamedTuple):
 
 
 def _of_encoder(loaded: LoadedModel) -> _VectorParts:
-    recipe = read_recipe(loaded.folder, loaded.config, "mean")
+    recipe = read_recipe(loaded.folder, loaded.config, encoder_pooling(loaded.config))
     backbone = Encoder(loaded.model)
     if scores(loaded.config):
         head = ClassHead(loaded.model, loaded.config)
         return _VectorParts(recipe, backbone, {"score": head}, "score", pairs=True)
+    if recipe.marks is not None:
+        return _VectorParts(recipe, backbone, {"maxsim": TokenHead(recipe)}, "maxsim")
     vectors = VectorHead(recipe)
     return _VectorParts(recipe, backbone, {"embedding": vectors, "cosine": vectors}, "cosine")
 
@@ -118,6 +124,13 @@ def _of_decoder(loaded: LoadedModel, source: str) -> _VectorParts | None:
     if backbone is None:
         return None
     recipe = read_recipe(loaded.folder, loaded.config, "lasttoken")
+    if (marks := recipe.marks) is not None:
+        if marks.expanded and not marks.expansion_seen:
+            raise RecipeError(
+                "Queries of this model are expanded by tokens that no token sees, and here tokens "
+                "of a decoder see all earlier tokens."
+            )
+        return _VectorParts(recipe, backbone, {"maxsim": TokenHead(recipe)}, "maxsim")
     vectors = VectorHead(recipe)
     heads: dict[VectorKind, PoolHead] = {"embedding": vectors, "cosine": vectors}
     if (ids := recipe.yes_no or _yes_no(loaded, source)) is None:
@@ -147,12 +160,17 @@ class VectorTokenizer:
     def __init__(
         self, tokenizer: Any, vocabulary: int, recipe: Recipe, score: VectorKind, *, pairs: bool
     ) -> None:
-        """`score` is how texts are compared. With `pairs` the model takes two texts at once."""
+        """`score` is how texts are compared. With `pairs` the model takes two texts at once.
+
+        Raises:
+            RecipeError: the tokenizer lacks a token of the recipe.
+        """
         self._tokenizer = tokenizer_inside(tokenizer)
         self._vocabulary = vocabulary
         self._recipe = recipe
         self._score = score
         self._pairs = pairs
+        self._late = None if recipe.marks is None else LateTexts(self._tokenizer, recipe.marks)
         end = self._tokenizer.eos_token_id
         self._blank = [] if end is None else [int(end)]
 
@@ -186,11 +204,12 @@ class VectorTokenizer:
                 )
         kind: VectorKind = "embedding" if embed.query is None else self._score
         texts = self._texts(embed, kind, most, cut)
-        # For "cosine" the query is the first of the texts.
-        first = 1 if kind == "cosine" else 0
+        # For these the query is the first of the texts.
+        first = 1 if kind in ("cosine", "maxsim") else 0
         for index, text in enumerate(texts):
             where = f"at {index - first}" if index >= first else "of the query"
-            self._check(text, where, most, context)
+            bound = most if index >= first else self._most_of_query(most)
+            self._check(text, where, bound, context)
         return VectorJob(
             embed.request_id,
             kind,
@@ -213,6 +232,8 @@ class VectorTokenizer:
             asked = self._tokens([query], self._prompt(None, "query"), most, cut)
             return asked + self._tokens(inputs, self._prompt(None, "document"), most, cut)
         documents = [_text(document) for document in inputs]
+        if self._late is not None:
+            return self._marked(self._late, query.text, documents, most, cut)
         if self._pairs:
             return self._encode([(query.text, document) for document in documents], most, cut)
         return [self._question(query.text, text, cut) for text in documents]
@@ -264,6 +285,24 @@ class VectorTokenizer:
             TokenizedText(list(ids) or self._blank, None if types is None else list(types[index]))
             for index, ids in enumerate(encoded["input_ids"])
         ]
+
+    def _marked(
+        self, late: LateTexts, query: str, documents: list[str], most: int, cut: int | None
+    ) -> list[TokenizedText]:
+        """The tokens of a query and of documents, each cut so that its prefix has room."""
+
+        def encoded(texts: list[str], most: int, prefixes: int) -> list[TokenizedText]:
+            short = None if cut is None else max(1, min(cut, most) - prefixes)
+            return self._encode(texts, most, short)
+
+        return [
+            *map(late.query, encoded([query], self._most_of_query(most), late.query_prefixes)),
+            *map(late.document, encoded(documents, most, late.document_prefixes)),
+        ]
+
+    def _most_of_query(self, most: int) -> int:
+        marks = self._recipe.marks
+        return most if marks is None else min(most, marks.query_tokens)
 
     def _question(self, query: str, document: str, cut: int | None) -> TokenizedText:
         asked = f"<Instruct>: {_TASK}\n<Query>: {query}\n<Document>: {document}"

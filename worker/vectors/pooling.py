@@ -1,4 +1,4 @@
-"""The pooling of a model's hidden states."""
+"""The pooling of a model's hidden states, or what keeps them all."""
 
 from __future__ import annotations
 
@@ -78,3 +78,19 @@ class Pool:
         # States of padding may be NaN.
         known = mx.where(weights[..., None] > 0, hidden, 0)
         return (weights[:, None, :] @ known)[:, 0]
+
+
+class AllStates:
+    """Keeps the states of all tokens of a batch, in single precision."""
+
+    def __init__(self) -> None:
+        self._parts: list[mx.array] = []
+
+    def add(self, hidden: mx.array) -> None:
+        """Take in the states of the next tokens, (texts, tokens, width)."""
+        self._parts.append(hidden.astype(mx.float32))
+        mx.eval(self._parts[-1])
+
+    def result(self) -> mx.array:
+        """The states, (texts, tokens, width)."""
+        return mx.concatenate(self._parts, axis=1)

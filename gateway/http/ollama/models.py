@@ -32,7 +32,8 @@ from gateway.models.lifecycle import State
 from gateway.models.model_supervisor import ModelSupervisor
 from gateway.system.lane import Lane
 from gateway.upstreams.upstreams import Way
-from protocol.model_files import encoder_of, read_config, read_file, read_header
+from protocol.encoders import encoder_of
+from protocol.model_files import read_config, read_file, read_header
 from protocol.model_folder import templates_of, weight_files
 
 model_routes = Routes("Ollama")

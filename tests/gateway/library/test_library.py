@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,19 @@ def test_description_of_model(tmp_path: Path) -> None:
     assert "tools" in describe(calling).abilities
     encoder = describe(demo(tmp_path / "encoder", model_type="bert"))
     assert encoder.abilities == ("embeddings",)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "library", "extra"),
+    [("bert", "mlx_embeddings", "embeddings"), ("llama_bidirec", "mlx_vlm", "vision")],
+)
+def test_the_extra_that_an_encoder_needs_is_named(
+    model_type: str, library: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = demo(tmp_path / "encoder", model_type=model_type)
+    assert describe(folder).abilities == ("embeddings",)
+    monkeypatch.setitem(sys.modules, library, None)
+    assert f"[{extra}]" in (describe(folder).problem or "")
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,9 @@ from gateway.memory.estimate import Estimate, EstimateTerms, estimate
 from gateway.memory.fitting import PROCESS_BYTES
 from gateway.memory.working_space import working_bytes
 from gateway.system.memory import BackEnd, back_end
-from protocol.model_files import encoder_of
+from protocol.encoders import encoder_of
 from tests.support.minilm import minilm
+from worker.load.loading import load_weights
 from worker.mlx_embeddings import classes_of
 from worker.vectors.backbones import Encoder, PaddedTexts
 
@@ -201,7 +202,7 @@ def test_encoders_keep_nothing_of_a_text(name: str) -> None:
     assert found.limit_bytes(8, 48) == found.limit_bytes(1, 48)
 
 
-@pytest.mark.parametrize("tokens", [16, 512])
+@pytest.mark.parametrize("tokens", [16, 256])
 def test_a_batch_takes_no_more_than_is_estimated(tokens: int) -> None:
     found = _estimate(minilm())
     config = json.loads((minilm() / "config.json").read_text())
@@ -217,6 +218,41 @@ def test_a_batch_takes_no_more_than_is_estimated(tokens: int) -> None:
     mx.eval(Encoder(model).states(texts, None))
     taken = mx.get_peak_memory() - before
     assert taken <= found.working_bytes + found.working_token_bytes * tokens
+
+
+@pytest.mark.parametrize("name", ["llama", "lfm2", "ministral3", "embedding_gemma2"])
+def test_a_batch_of_mlx_vlms_takes_no_more_than_is_estimated(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("mlx_vlm", reason="the extra vision is not installed")
+    from tests.support.vlm_encoders import write_vlm_encoder
+
+    folder = write_vlm_encoder(tmp_path / name, name)
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 1024}')
+    config = json.loads((folder / "config.json").read_text())
+    config.get("text_config", config)["max_position_embeddings"] = 8192
+    (folder / "config.json").write_text(json.dumps(config))
+    found = _estimate(folder)
+    assert found.context_tokens == 1024
+    model, _ = load_weights(folder)
+    mx.eval(model.parameters())
+    for rows, tokens in ((1, 1024), (2, 128)):
+        mx.clear_cache()
+        mx.reset_peak_memory()
+        before = mx.get_active_memory()
+        texts = PaddedTexts(mx.ones((rows, tokens), mx.int32), None, [tokens] * rows)
+        mx.eval(Encoder(model).states(texts, None))
+        taken = mx.get_peak_memory() - before
+        assert taken <= found.working_bytes + found.working_token_bytes * tokens
+
+
+def test_files_bound_the_texts_of_encoders(tmp_path: Path) -> None:
+    shutil.copytree(SMALL / "bert", tmp_path / "bert")
+    folder = tmp_path / "bert"
+    assert _estimate(folder).context_tokens == 48
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 20}')
+    assert _estimate(folder).context_tokens == 20
+    marks = {"query_length": 8, "document_length": 30}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(marks))
+    assert _estimate(folder).context_tokens == 30
 
 
 def test_long_texts_have_many_scores(tmp_path: Path) -> None:

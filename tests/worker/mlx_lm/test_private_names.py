@@ -15,7 +15,8 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 LIBRARIES = ("mlx_lm", "mlx_vlm", "mlx_embeddings", "transformers")
-ROOMS = tuple(f"worker/{library}{end}" for library in LIBRARIES for end in ("/", ".py"))
+ENDS = ("/", ".py", "_encoders.py")
+ROOMS = tuple(f"worker/{library}{end}" for library in LIBRARIES for end in ENDS)
 OURS = ("worker", "protocol")
 # Public, as their documentation says: of named tuples.
 TUPLES = ("_replace", "_asdict", "_fields", "_make")

@@ -18,6 +18,7 @@ from mlx_lm import tokenizer_utils, utils
 from mlx_lm.models import base
 from mlx_lm.models import cache as caches
 
+from protocol.encoders import MLX_VLMS
 from tests.support import shapes
 
 # The package has a function of the same name.
@@ -135,6 +136,11 @@ RELIED = (
         "mlx_vlm.models.qwen2_vl.language",
         "LanguageModel.get_rope_index",
         "positions are kept in attributes that are set for each call",
+    ),
+    *(
+        Relied(f"mlx_vlm.models.{encoder}", name, "it gives the states beside its vectors")
+        for encoder in sorted(MLX_VLMS)
+        for name in ("Model", "Model.sanitize", "ModelConfig.from_dict")
     ),
     Relied("mlx_embeddings.models.bert", "Model", "its layers are called"),
     Relied("mlx_embeddings.models.bert", "ModelArgs", "its layers are called"),
@@ -542,6 +548,11 @@ def test_mlx_vlms_caches_are_mlx_lms_where_they_have_their_names() -> None:
 
 
 def test_encoders_have_the_parts_that_are_called() -> None:
+    lfm2 = importlib.import_module("mlx_vlm.models.lfm2.language")
+    source = inspect.getsource(lfm2)
+    for name in ("is_attention_layer", "operator_norm", "conv", "feed_forward", "ffn_norm"):
+        assert f"self.{name} =" in source, f"mlx_vlm.models.lfm2.language: {name}"
+    assert "self.causal =" in source
     bert = importlib.import_module("mlx_embeddings.models.bert")
     source = inspect.getsource(bert.Model)
     gone = [text for text in ("embeddings", "encoder", "config") if f"self.{text} =" not in source]

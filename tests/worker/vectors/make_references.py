@@ -40,6 +40,43 @@ GEMMA = {
     "query_pre_attn_scalar": 8,
     "use_bidirectional_attention": True,
 }
+BIDIRECTIONAL = {**DECODER, "is_causal": False}
+MINISTRAL = {
+    **BIDIRECTIONAL,
+    "sliding_window": None,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10_000.0,
+        "llama_4_scaling_beta": 0.5,
+        "original_max_position_embeddings": 4,
+    },
+}
+LLAMA = {
+    **BIDIRECTIONAL,
+    "rope_parameters": {
+        "rope_type": "llama3",
+        "rope_theta": 500_000.0,
+        "factor": 4.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    },
+}
+EMBEDDING_GEMMA = {
+    **DECODER,
+    "num_attention_heads": 2,
+    "sliding_window": 3,
+    "hidden_size_per_layer_input": 8,
+    "embedding_dim": 16,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "global_head_dim": 16,
+}
+LFM2 = {
+    **DECODER,
+    "block_ff_dim": 24,
+    "block_multiple_of": 8,
+    "layer_types": ["conv", "full_attention", "conv"],
+}
 
 MODELS = {
     "bert": (hf.BertModel, hf.BertConfig(**SIZES)),
@@ -55,7 +92,16 @@ MODELS = {
     ),
     "gemma3": (hf.Gemma3TextModel, hf.Gemma3TextConfig(**GEMMA)),
     "qwen3": (hf.Qwen3Model, hf.Qwen3Config(**DECODER)),
+    "llama_bidirec": (hf.LlamaModel, hf.LlamaConfig(**LLAMA)),
+    "ministral3": (hf.Ministral3Model, hf.Ministral3Config(**MINISTRAL)),
+    "embedding_gemma2": (
+        hf.EmbeddingGemma2TextModel,
+        hf.EmbeddingGemma2TextConfig(**EMBEDDING_GEMMA),
+    ),
+    "lfm2": (hf.Lfm2Model, hf.Lfm2Config(**LFM2)),
 }
+# Models whose queries are expanded.
+EXPANDED = ("bert", "lfm2")
 
 
 def main() -> None:
@@ -71,12 +117,19 @@ def main() -> None:
                     parameter.add_(torch.randn_like(parameter) * 0.1)
         folder = FOLDER / name
         folder.mkdir(parents=True, exist_ok=True)
-        weights = {key: value.contiguous() for key, value in model.state_dict().items()}
+        prefix = "language_model." if name == "embedding_gemma2" else ""
+        weights = {
+            f"{prefix}{key}": value.contiguous() for key, value in model.state_dict().items()
+        }
         save_file(weights, folder / "model.safetensors", {"format": "pt"})
         settings = {**config.to_dict(), "architectures": [kind.__name__]}
         if name == "gemma3":
             # As published files have them; transformers halves the window as it reads them.
             settings |= {"sliding_window": 8, "sliding_window_pattern": 2}
+        if name == "llama_bidirec":
+            settings["model_type"] = name
+        if name == "embedding_gemma2":
+            settings = {"model_type": name, "text_config": settings}
         (folder / "config.json").write_text(json.dumps(settings, indent=1) + "\n")
         if name == "qwen3":
             modules = [{"path": "", "type": "sentence_transformers.models.Transformer"}]
@@ -84,6 +137,9 @@ def main() -> None:
         texts = json.loads((FOLDER / "texts.json").read_text())
         expected = [_outputs(model, text["tokens"], text["types"]) for text in texts]
         (folder / "expected.json").write_text(json.dumps(expected) + "\n")
+        if name in EXPANDED:
+            expected = [_expanded(model, text["tokens"]) for text in texts]
+            (folder / "expanded.json").write_text(json.dumps(expected) + "\n")
 
 
 def _outputs(model: torch.nn.Module, tokens: list[int], types: list[int]) -> list[float]:
@@ -95,6 +151,16 @@ def _outputs(model: torch.nn.Module, tokens: list[int], types: list[int]) -> lis
         outputs = model(**inputs)
     values = outputs.logits if "logits" in outputs else outputs.last_hidden_state
     return [round(item, 6) for item in values.flatten().tolist()]
+
+
+def _expanded(model: torch.nn.Module, tokens: list[int]) -> list[float]:
+    """A text's states with four tokens more that no token sees."""
+    # In a batch of one, LFM2 lets its convolutions see these.
+    rows = torch.tensor([tokens + [4] * 4] * 2)
+    mask = torch.tensor([[1] * len(tokens) + [0] * 4] * 2)
+    with torch.no_grad():
+        states = model(input_ids=rows, attention_mask=mask).last_hidden_state
+    return [round(item, 6) for item in states[0].flatten().tolist()]
 
 
 if __name__ == "__main__":

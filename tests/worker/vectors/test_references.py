@@ -23,26 +23,36 @@ MODELS = Path(__file__).with_name("models")
 _TEXTS = json.loads((MODELS / "texts.json").read_text())
 TOKENS = [text["tokens"] for text in _TEXTS]
 TYPES = [text["types"] for text in _TEXTS]
-ENCODERS = ("bert", "modernbert", "gemma3")
+ENCODERS = (
+    "bert",
+    "modernbert",
+    "gemma3",
+    "llama_bidirec",
+    "ministral3",
+    "embedding_gemma2",
+    "lfm2",
+)
 
 
-def _states(name: str, dtype: mx.Dtype = mx.float32) -> list[np.ndarray]:
-    """Of the texts, computed together."""
+def _states(name: str, dtype: mx.Dtype = mx.float32, expanded: int = 0) -> list[np.ndarray]:
+    """Of the texts, computed together, and of so many tokens more of each that no token sees."""
     model, _ = load_weights(MODELS / name)
     model.update(tree_map(lambda item: item.astype(dtype), model.parameters()))
     backbone = Decoder.of(model) if name == "qwen3" else Encoder(model)
     assert backbone is not None
-    lengths = [len(token) for token in TOKENS]
-    rows = mx.array([token + [0] * (max(lengths) - len(token)) for token in TOKENS])
-    states = backbone.states(PaddedTexts(rows, None, lengths), backbone.make_caches())
+    texts = [token + [4] * expanded for token in TOKENS]
+    lengths = [len(text) for text in texts]
+    rows = mx.array([text + [0] * (max(lengths) - len(text)) for text in texts])
+    unseen = [expanded] * len(texts) if expanded else None
+    states = backbone.states(PaddedTexts(rows, None, lengths, unseen), backbone.make_caches())
     return [
         np.array(row[:length].astype(mx.float32))
         for row, length in zip(states, lengths, strict=True)
     ]
 
 
-def _expected(name: str) -> list[np.ndarray]:
-    values = json.loads((MODELS / name / "expected.json").read_text())
+def _expected(name: str, file: str = "expected.json") -> list[np.ndarray]:
+    values = json.loads((MODELS / name / file).read_text())
     assert values
     return [np.array(value, np.float32) for value in values]
 
@@ -50,6 +60,13 @@ def _expected(name: str) -> list[np.ndarray]:
 @pytest.mark.parametrize("name", [*ENCODERS, "qwen3"])
 def test_states(name: str) -> None:
     for states, expected in zip(_states(name), _expected(name), strict=True):
+        np.testing.assert_allclose(states.flatten(), expected, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", ["bert", "lfm2"])
+def test_states_of_expanded_queries(name: str) -> None:
+    made = _states(name, expanded=4)
+    for states, expected in zip(made, _expected(name, "expanded.json"), strict=True):
         np.testing.assert_allclose(states.flatten(), expected, atol=2e-4)
 
 

@@ -18,7 +18,7 @@ from protocol.check import (
     SectionDone,
     Verdict,
 )
-from protocol.model_files import encoder_of
+from protocol.encoders import encoder_of
 from protocol.model_folder import weight_files
 from worker.errands import Errand
 from worker.errands.check.chat import check_the_template

@@ -10,7 +10,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from protocol.check import CheckFinding
-from protocol.model_files import encoder_of
+from protocol.encoders import encoder_of
 from worker.errands.check.files import listed
 from worker.errands.check.loss import TooSlowError
 from worker.errands.check.search import UNUSUAL_LOSS, USUAL_LOSS, Search

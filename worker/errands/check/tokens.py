@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from protocol.check import CheckFinding
-from protocol.model_files import encoder_of
+from protocol.encoders import encoder_of
 from protocol.model_folder import end_token_ids
 from protocol.requests import ChatMessage, ChatPrompt
 from worker.errands.check.subject import Findings, SectionSkipped, Subject, Teller

@@ -19,7 +19,7 @@ from worker.system.errors import ModelError
 from worker.vectors.backbones import Backbone, Decoder, Encoder, PaddedTexts
 from worker.vectors.making import VectorServing, make_vectors
 from worker.vectors.pooling import Pool, Pooling
-from worker.vectors.recipe import read_recipe
+from worker.vectors.recipe import encoder_pooling, read_recipe
 
 TELL: Final = Teller("vectors")
 # Pairs of sentences that say nearly the same, of different matters.
@@ -41,6 +41,7 @@ def check_the_vectors(subject: Subject) -> Findings:
     makes = loaded.is_encoder or (subject.folder / "modules.json").is_file()
     if not makes or scores(loaded.config):
         raise SectionSkipped("The model's files have no recipe for vectors.")
+    pooling: Pooling = encoder_pooling(loaded.config) if loaded.is_encoder else "lasttoken"
     shape = NO_CACHES if loaded.is_encoder else measure(loaded.model)
     got: list[Embedded | OutputInvalid] = []
     try:
@@ -51,9 +52,10 @@ def check_the_vectors(subject: Subject) -> Findings:
     if serving is None:
         yield _unreadable("its pooling or a module isn't known here, or can't be read.")
         return "The recipe for vectors can't be read."
-    recipe = read_recipe(
-        subject.folder, loaded.config, "mean" if loaded.is_encoder else "lasttoken"
-    )
+    recipe = read_recipe(subject.folder, loaded.config, pooling)
+    if recipe.marks is not None:
+        serving.engine.close()
+        raise SectionSkipped("The model makes a vector of each token, and none of a text.")
     texts = [sentence for pair in _PAIRS for sentence in pair]
     together = _vectors(serving, got, texts)
     alone = _vectors(serving, got, texts[:1])
