@@ -212,7 +212,7 @@ def _try(
         # Rank 0 can't try a model without the others.
         trial = _try_batching(caches.model, loaded)
     alone = None if trial is None else trial.fault
-    if alone is not None and loaded.draft is not None:
+    if alone is not None and command.draft_path is not None:
         raise ModelError(f"draft_model: guesses are checked in batches, and {alone}.")
     shape = NO_CACHES if caches is None else measure(caches.run, caches.make)
     if caches is not None and loaded.draft is not None:

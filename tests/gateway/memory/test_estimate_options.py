@@ -136,6 +136,28 @@ def test_an_own_head_counts_with_weights_and_caches(kind: str, tmp_path: Path) -
     assert estimate(tmp_path / "headed", drafted).draft_bytes > 0
 
 
+def test_a_split_head_counts_as_an_own_head(tmp_path: Path) -> None:
+    own = OwnHead("qwen3_5")
+    weights = own.converted()
+    heads = {name.partition("mtp.")[2]: weights.pop(name) for name in [*weights] if "mtp." in name}
+    terms = EstimateTerms(8192, 512, PROCESS, None, BackEnd.CPU)
+    model = write(tmp_path / "model", own.config, weights)
+    plain, key = estimate(model, terms), model_key(model, None)
+    config = {"model_type": "qwen3_5_mtp", "text_config": own.config}
+    head = write(tmp_path / "elsewhere", config, heads)
+    named = estimate(model, msgspec.structs.replace(terms, options=LoadOptions(draft=head)))
+    write(tmp_path / "model-mtp", config, heads)
+    headed = estimate(write(tmp_path / "whole", own.config, own.converted()), terms)
+    for drafted in (named, estimate(model, terms)):
+        assert drafted.draft_bytes == sum(item.nbytes for item in heads.values())
+        assert drafted.fixed_bytes == headed.fixed_bytes
+        assert drafted.limit_bytes(4, 4096) == headed.limit_bytes(4, 4096)
+    assert named.limit_bytes(4, 4096) > plain.limit_bytes(4, 4096)
+    assert model_key(model, None) != key
+    looking = msgspec.structs.replace(terms, options=LoadOptions(pictures=True))
+    assert estimate(model, looking).draft_bytes == 0
+
+
 def test_measurements_are_of_one_set_of_files(tmp_path: Path) -> None:
     adapter = _adapter(tmp_path / "a")
     plain = model_key(shapes.DEMO, None)
