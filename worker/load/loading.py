@@ -42,6 +42,7 @@ from worker.load.files import (
     sampling_defaults,
 )
 from worker.mlx_lm import models
+from worker.mlx_lm.eagle3 import Eagle3
 from worker.mlx_lm.heads import with_own_head
 from worker.mlx_lm.macos import Reads
 from worker.sampling.scores import TokenBytes
@@ -79,7 +80,7 @@ class LoadedModel:
     constraints: Constraints
     # Whether the files lack the head, which makes logits of a decoder's states.
     is_headless: bool = False
-    # The draft model, which is smaller and has the same tokens.
+    # The draft model, which is smaller and has the same tokens, or EAGLE-3.
     draft: Any = None
     # Makes the model's inputs of pictures. None: the model is loaded without pictures.
     picture_processor: PictureProcessor | None = None
@@ -359,6 +360,12 @@ def _load_draft(drafter: DrafterFolder, words: _TextParts, beside: Any) -> Any:
                 "another shape, or whose architecture has no such heads."
             )
         return None
+    if kind is DrafterKind.EAGLE3:
+        with (
+            named_as_draft(),
+            one_reason(lambda error: reason_of(error, folder, f"{folder} can't be loaded")),
+        ):
+            return Eagle3(read_config(folder), read_arrays(folder))
     with named_as_draft():
         model, config = load_weights(folder)
         tokenizer = read_tokenizer(folder)

@@ -25,6 +25,7 @@ from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import KVCache
 from mlx_lm.utils import infer_quant_config
 
+from worker.mlx_lm.guessing import WithStates
 from worker.mlx_lm.models import known_weights, output_layer_of
 
 # By such a name a model's `sanitize` knows the weights of any of its layers.
@@ -124,11 +125,10 @@ class Head(nn.Module):
 class HeadDrafter:
     """Guesses tokens by a model's own head, as a `Drafter`."""
 
-    needs_states = True
-
     def __init__(self, model: Any, tokens: int) -> None:
         """At most `tokens` tokens are guessed at a time."""
         self._model = model
+        self.with_states: WithStates = model.with_states
         # Right guesses are seen again.
         self.usual_tokens = tokens + 1
 

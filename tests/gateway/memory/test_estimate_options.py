@@ -25,7 +25,7 @@ from tests.support import shapes
 from tests.support.own_heads import OwnHead, write
 from tests.support.shapes import DEMO
 from worker.engines.room import NO_CACHES
-from worker.engines.row_computer import make_head_draft
+from worker.engines.row_computer import make_head_draft, sizes_with
 from worker.load.loading import load_weights
 
 PROCESS = 50_000_000
@@ -125,8 +125,9 @@ def test_an_own_head_counts_with_weights_and_caches(kind: str, tmp_path: Path) -
     headed = estimate(write(tmp_path / "headed", own.config, weights), terms)
     assert headed.weight_bytes - plain.weight_bytes == sum(weights[head].nbytes for head in heads)
     model, _ = load_weights(tmp_path / "headed", own_head=True)
-    draft, sizes = make_head_draft(model, 3, NO_CACHES)
+    draft = make_head_draft(model, 3)
     assert draft is not None
+    sizes = sizes_with(draft, NO_CACHES)
     for tokens, known in ((512, 512), (8192, DRAFT_TOKENS)):
         more = headed.limit_bytes(2, tokens) - plain.limit_bytes(2, tokens)
         more -= headed.weight_bytes - plain.weight_bytes

@@ -18,6 +18,7 @@ import pytest
 from protocol.message_base import pack
 from protocol.requests import Constraint, Generate, Sampling, TokenPrompt
 from tests.support import shapes
+from tests.support.eagles import config_of, random_weights
 from worker.engines.batched_engine import BatchedEngine
 from worker.engines.decoding import Caches
 from worker.engines.room import CacheRoom, CacheSizes, Context
@@ -25,6 +26,7 @@ from worker.engines.row_computer import make_draft
 from worker.engines.sequence import Sequence, Token
 from worker.load.loading import LoadedModel, load
 from worker.mlx_lm.drafting import DraftModel
+from worker.mlx_lm.eagle3 import Eagle3
 from worker.mlx_lm.guessing import Draft
 from worker.prompt_cache.path import Paths
 from worker.runtime.prompts import PreparedRequest, prepare
@@ -91,11 +93,20 @@ def _draft(chance: random.Random, model: LoadedModel, root: Path) -> Draft | Non
     forget.
     """
     other = _model("full", root).model
-    kind = chance.choice(("none", "other", "own"))
+    kind = chance.choice(("none", "other", "own", "eagle"))
     if kind == "none":
         return None
+    if kind == "eagle":
+        return make_draft(model.model, _eagle(model), chance.choice((1, 3, 7)))
     own = kind == "own" and not DraftModel.unfit(model.model)
     return make_draft(model.model, model.model if own else other, chance.choice((1, 3, 7)))
+
+
+def _eagle(model: LoadedModel) -> Eagle3:
+    width = model.config["hidden_size"]
+    config = config_of(32, model.vocabulary, target_hidden_size=width, draft_vocab_size=90)
+    config["eagle_aux_hidden_state_layer_ids"] = [1, 2, 1]
+    return Eagle3(config, random_weights(config))
 
 
 def _request(chance: random.Random, name: str) -> Generate:
