@@ -23,7 +23,15 @@ from gateway.system.memory import back_end
 from gateway.system.notation import format_size
 from protocol.architectures import is_mlx_lms, is_mlx_vlms
 from protocol.extras import command_to_add
-from protocol.model_files import encoder_of, read_config, read_header, refusal, text_table
+from protocol.model_files import (
+    DrafterKind,
+    drafter_kind,
+    encoder_of,
+    read_config,
+    read_header,
+    refusal,
+    text_table,
+)
 from protocol.model_folder import check_folder, templates_of, weight_files
 
 logger = logging.getLogger(__name__)
@@ -89,7 +97,7 @@ def _whole(folder: Path) -> Description:
     except (OSError, ValueError) as error:
         raise ValueError(f"config.json can't be read: {error}") from error
     description = _described(folder, config)
-    problem = _incomplete(folder) or problem_of(config)
+    problem = problem_of(config) or _incomplete(folder)
     return (
         description
         if problem is None
@@ -172,6 +180,8 @@ def _incomplete(folder: Path) -> str | None:
 
 def problem_of(config: Mapping[str, Any]) -> str | None:
     """Why no library loads the model here; None: one of them does."""
+    if drafter_kind(config) in (DrafterKind.HEAD, DrafterKind.EAGLE3):
+        return "it only guesses for another model, which names it as its draft_model"
     kind = config.get("model_type")
     if not isinstance(kind, str):
         return "config.json names no model_type"

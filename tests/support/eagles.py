@@ -82,13 +82,16 @@ def as_speculators(
 ) -> tuple[dict[str, Any], Weights]:
     """The same drafter in the form of vLLM's Speculators."""
     outer = {
+        "target_hidden_size": config.get("target_hidden_size"),
         "architectures": ["Eagle3Speculator"],
         "speculators_model_type": "eagle3",
         "draft_vocab_size": config["draft_vocab_size"],
         "norm_before_residual": config.get("norm_before_residual", False),
         "eagle_aux_hidden_state_layer_ids": layers,
         "transformer_layer_config": {
-            key: item for key, item in config.items() if key != "architectures"
+            key: item
+            for key, item in config.items()
+            if key not in ("architectures", "draft_vocab_size", "target_hidden_size")
         },
     }
     named = {name.replace("midlayer.", "layers.0."): item for name, item in weights.items()}

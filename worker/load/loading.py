@@ -363,7 +363,7 @@ def _load_draft(drafter: DrafterFolder, words: _TextParts, beside: Any) -> Any:
     if kind is DrafterKind.EAGLE3:
         with (
             named_as_draft(),
-            one_reason(lambda error: reason_of(error, folder, f"{folder} can't be loaded")),
+            one_reason(lambda error: f"{folder} can't be loaded: {one_sentence(error)}"),
         ):
             return Eagle3(read_config(folder), read_arrays(folder))
     with named_as_draft():
