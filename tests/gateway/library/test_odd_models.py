@@ -133,7 +133,7 @@ def test_a_configured_one_spoils_no_list(tmp_path: Path, monkeypatch: pytest.Mon
         {"speculators_model_type": "eagle3", "architectures": ["Eagle3Speculator"]},
     ],
 )
-def test_what_only_guesses_is_no_model(config: dict[str, object], tmp_path: Path) -> None:
+def test_a_drafter_is_no_model(config: dict[str, object], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(msgspec.json.encode(config))
     assert describe(tmp_path).problem == (
         "it only guesses for another model, which names it as its draft_model"

@@ -39,7 +39,7 @@ def _weights_in(eagle: Any) -> Weights:
     return dict(tree_flatten(eagle.parameters()))
 
 
-def test_both_forms(drafter: tuple[dict[str, Any], Weights], tmp_path: Path) -> None:
+def test_both_forms_are_loaded(drafter: tuple[dict[str, Any], Weights], tmp_path: Path) -> None:
     one = _loaded(write(tmp_path / "authors", *drafter))
     layers = [2, 2, 1]
     other = _loaded(write(tmp_path / "speculators", *as_speculators(*drafter, layers)))
@@ -78,7 +78,7 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any], Weights], object], str]] = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_what_is_not_known(
+def test_unknown_parts_are_refused(
     name: str, drafter: tuple[dict[str, Any], Weights], tmp_path: Path
 ) -> None:
     spoil, message = FAULTS[name]
@@ -90,7 +90,9 @@ def test_what_is_not_known(
     assert "\n" not in raised.value.reason
 
 
-def test_files_of_pytorch(drafter: tuple[dict[str, Any], Weights], tmp_path: Path) -> None:
+def test_files_of_pytorch_are_refused(
+    drafter: tuple[dict[str, Any], Weights], tmp_path: Path
+) -> None:
     folder = write(tmp_path / "drafter", *drafter)
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(ModelError, match="PyTorch's files, which MLX doesn't read"):
