@@ -10,6 +10,9 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
+
+pytest.importorskip("mlx_vlm", reason="the extra vision is not installed")
+
 from mlx_vlm.split_mtp import split_mtp
 
 from tests.support.own_heads import OwnHead, write
