@@ -157,8 +157,8 @@ class Eagle3Drafter:
             raise ValueError(
                 f"it is for {eagle.vocabulary:,} tokens, and the model has {logits.shape[-1]:,}"
             )
-        if states.shape[-1] != eagle.fc.weight.shape[1]:
-            raise ValueError("it is for states of another width than the model's")
+        if states.shape != (1, 2, eagle.fc.weight.shape[1]):
+            raise ValueError("it is for states of another shape than the model's")
         if self._embedding is None or (
             self._embedding(mx.array([0])).shape[-1] != eagle.norm.weight.size
         ):

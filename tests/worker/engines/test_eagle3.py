@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+import mlx.core as mx
 import pytest
 
 from tests.support.eagles import (
@@ -23,13 +24,17 @@ from tests.support.eagles import (
     random_weights,
 )
 from tests.support.own_heads import OwnHead, write
+from tests.support.vlm_architectures import TINY_VLM
+from tests.support.vlm_folders import write_vlm
 from worker.engines.batched_engine import BatchedEngine
 from worker.engines.decoding import Caches
 from worker.engines.room import NO_CACHES, CacheRoom
 from worker.engines.row_computer import make_draft, sizes_with
 from worker.engines.sequence import Sequence, Token
-from worker.load.loading import load_weights
+from worker.load.loading import load_text, load_weights
+from worker.mlx_lm.caches import make_caches
 from worker.mlx_lm.eagle3 import Eagle3
+from worker.mlx_lm.layer_states import LayerStates
 from worker.system.errors import ModelError
 
 TOKENS = 40
@@ -147,11 +152,36 @@ def test_the_text_is_the_same(kind: str, kv_bits: int | None, tmp_path: Path) ->
     assert sum(token.rejected for answer in drafted for token in answer) > TOKENS
 
 
+def beside_language_part(folder: Path, kind: str) -> tuple[Any, Drafter]:
+    """A model that mlx-vlm computes, and a random drafter for it."""
+    pytest.importorskip("mlx_vlm", reason="the extra vision is not installed")
+    model, _, _ = load_text(write_vlm(folder, {**TINY_VLM[kind], "model_type": kind}))
+    logits, states = LayerStates(model, [1])(mx.array([[0, 0]]), make_caches(model))
+    width, vocabulary = states.shape[-1], logits.shape[-1]
+    config = config_of(32, vocabulary, target_hidden_size=width, draft_vocab_size=90)
+    config["eagle_aux_hidden_state_layer_ids"] = [1, len(model.layers), 1]
+    return model, (config, random_weights(config))
+
+
+def test_the_text_of_a_model_that_mlx_vlm_computes_is_the_same(tmp_path: Path) -> None:
+    model, drafter = beside_language_part(tmp_path / "model", "mistral_large3")
+    prompts = [[5, 7, 9], list(range(5, 30)), [11]]
+    drafted = made_by(model, drafter, prompts)
+    assert texts(drafted) == texts(made_by(model, drafter, prompts, guesses=False))
+    assert sum(token.rejected for answer in drafted for token in answer) > TOKENS
+
+
+def test_layers_with_several_states_a_token_are_refused(tmp_path: Path) -> None:
+    model, drafter = beside_language_part(tmp_path / "model", "xing4_0")
+    with pytest.raises(ModelError, match="states of another shape"):
+        make_draft(model, Eagle3(*drafter), 3)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"vocab_size": 400, "draft_vocab_size": 400}, "it is for 400 tokens, and the model has"),
-        ({"target_hidden_size": 32}, "states of another width"),
+        ({"target_hidden_size": 32}, "states of another shape"),
         ({"eagle_aux_hidden_state_layer_ids": [2, 4, 9]}, "layers 2, 4, 9, and the model has 8"),
     ],
 )
