@@ -9,6 +9,7 @@ import json
 import os
 import stat
 from collections.abc import Mapping
+from enum import Enum
 from math import prod
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -106,7 +107,13 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 # The names that architectures give to the table of their part that writes text.
-_TABLES: Final = ("text_config", "llm_config", "language_config", "thinker_config")
+_TABLES: Final = (
+    "text_config",
+    "llm_config",
+    "language_config",
+    "thinker_config",
+    "transformer_layer_config",
+)
 
 
 def text_table(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,6 +122,45 @@ def text_table(config: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(table := config.get(name), dict) and table:
             return text_table(table) or table
     return {}
+
+
+# Parts of the names that drafters have in config.json, where no model of its own has them.
+_DRAFTERS: Final = ("dflash", "dspark", "eagle", "medusa", "mtp", "assistant", "speculator")
+
+
+class DrafterKind(Enum):
+    """What a drafter is that works only beside its model: a head that mlx-vlm has split off the
+    model, or a layer of EAGLE-3. Others aren't known here.
+    """
+
+    HEAD = "head"
+    EAGLE3 = "EAGLE-3"
+    OTHER = "other"
+
+
+def drafter_kind(config: Mapping[str, Any]) -> DrafterKind | None:
+    """What the drafter with this config.json is; None: it is a model of its own."""
+    if config.get("model_type") == "qwen3_5_mtp":
+        return DrafterKind.HEAD
+    names = (config.get(key) for key in ("model_type", "architectures", "speculators_model_type"))
+    text = " ".join(map(str, names)).lower()
+    if "eagle3" in text:
+        return DrafterKind.EAGLE3
+    if "dflash_config" in config or any(name in text for name in _DRAFTERS):
+        return DrafterKind.OTHER
+    return None
+
+
+def head_beside(folder: Path) -> Path | None:
+    """The folder of the head that mlx-vlm has split off the model in a folder, where mlx-vlm puts
+    it; None: there is no such folder.
+    """
+    head = folder.parent / f"{folder.name}-mtp"
+    try:
+        kind = drafter_kind(read_config(head))
+    except (OSError, ValueError):
+        return None
+    return head if kind is DrafterKind.HEAD else None
 
 
 def refusal(config: Mapping[str, Any]) -> str | None:

@@ -172,8 +172,9 @@ def _is_beside(name: str) -> bool:
     return path.suffix == ".safetensors" and not hidden and not _WEIGHTS.fullmatch(name)
 
 
-def check_folder(folder: Path, *, pictures: bool = False) -> None:
-    """Check the files that a load opens.
+def check_folder(folder: Path, *, pictures: bool = False, drafter: bool = False) -> None:
+    """Check the files that a load opens. A `drafter` that works only beside its model needs no
+    tokenizer.
 
     Raises:
         OSError: the folder can't be read.
@@ -185,10 +186,11 @@ def check_folder(folder: Path, *, pictures: bool = False) -> None:
     if not chosen and not _part_of("model", names) and (other := _other_format(names)):
         raise ValueError(other)
     try:
-        _check_sets(chosen, names)
+        _check_sets(chosen, {*names, *TOKENIZERS} if drafter else names)
     except ValueError as error:
         raise ValueError(f"{error}: {AGAIN}") from error
-    _check_tokenizer(folder, names)
+    if not drafter:
+        _check_tokenizer(folder, names)
     for path in weight_files(folder, pictures=pictures):
         if (fault := _fault(path)) is not None:
             part = _part_of(path.name, names).removeprefix(", and ")

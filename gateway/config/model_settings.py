@@ -133,7 +133,7 @@ class ModelSettings(Section, frozen=True):
     draft_model: Annotated[
         Text | None,
         text(
-            "A small model with the same tokens, which guesses the next ones.",
+            "A small model with the same tokens, EAGLE-3, or a split head, which guesses.",
             "a model's folder, or a repository in the Hugging Face cache",
             example="demo",
             unset="none",

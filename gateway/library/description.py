@@ -27,6 +27,8 @@ from protocol.encoders import MLX_VLMS, encoder_of, makes_token_vectors
 from protocol.extras import command_to_add
 from protocol.model_files import (
     LARGEST_CONFIG_BYTES,
+    DrafterKind,
+    drafter_kind,
     read_config,
     read_file,
     read_header,
@@ -98,7 +100,7 @@ def _whole(folder: Path) -> Description:
     except (OSError, ValueError) as error:
         raise ValueError(f"config.json can't be read: {error}") from error
     description = _described(folder, config)
-    problem = _incomplete(folder) or problem_of(config)
+    problem = problem_of(config) or _incomplete(folder)
     return (
         description
         if problem is None
@@ -191,6 +193,8 @@ def _incomplete(folder: Path) -> str | None:
 
 def problem_of(config: Mapping[str, Any]) -> str | None:
     """Why no library loads the model here; None: one of them does."""
+    if drafter_kind(config) in (DrafterKind.HEAD, DrafterKind.EAGLE3):
+        return "it only guesses for another model, which names it as its draft_model"
     kind = config.get("model_type")
     if not isinstance(kind, str):
         return "config.json names no model_type"

@@ -29,7 +29,7 @@ from gateway.memory.layers import (
     window_of,
 )
 from protocol.life import CACHE_STEP_TOKENS, STATE_TOKENS, peak_share
-from protocol.model_files import text_table
+from protocol.model_files import DrafterKind, drafter_kind, text_table
 
 # Tables with settings of attention: of dbrx, of kimi_linear, and of minimax_m3_vl.
 _OF_ATTENTION: Final = ("attn_config", "linear_attn_config", "sparse_attention_config")
@@ -138,18 +138,32 @@ def cache_shape(
     )
 
 
-def head_shape(config: Mapping[str, Any], element_bytes: int) -> SequenceCache:
+def drafter_shape(config: Mapping[str, Any], element_bytes: int) -> SequenceCache:
+    """The shape of the cache of a drafter that works only beside its model, by its config.json.
+    Raises as `head_shape`.
+    """
+    if drafter_kind(config) is not DrafterKind.EAGLE3:
+        return head_shape(config, element_bytes)
+    # The states are those after three layers of the model.
+    width = 3 * (config.get("target_hidden_size") or language_of(config)["hidden_size"])
+    return head_shape(config, element_bytes, width)
+
+
+def head_shape(
+    config: Mapping[str, Any], element_bytes: int, state_width: int | None = None
+) -> SequenceCache:
     """The shape of the cache of a model's own head, with the model's states for it.
 
     Raises:
         TypeError, ValueError: the configuration makes no sense.
     """
     text = language_of(config)
+    width = state_width or first(text, "hidden_size")
     return SequenceCache(
         full_token_bytes=token_bytes_of(settings_of(text, Layer.FULL), element_bytes),
         window_token_bytes=0,
         window_tokens=0,
-        state_bytes=STATE_TOKENS * first(text, "hidden_size") * element_bytes,
+        state_bytes=STATE_TOKENS * width * element_bytes,
     )
 
 

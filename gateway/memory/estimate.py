@@ -11,7 +11,13 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from gateway.memory.caches import SequenceCache, cache_shape, head_shape, language_of
+from gateway.memory.caches import (
+    SequenceCache,
+    cache_shape,
+    drafter_shape,
+    head_shape,
+    language_of,
+)
 from gateway.memory.weights import (
     EstimateError,
     LoadOptions,
@@ -24,7 +30,7 @@ from gateway.memory.working_space import NO_CACHES, encoder_bytes, picture_bytes
 from gateway.system.memory import BackEnd
 from protocol.encoders import MLX_VLMS, encoder_of
 from protocol.life import CACHE_STEP_TOKENS, DRAFT_TOKENS
-from protocol.model_files import read_config
+from protocol.model_files import DrafterKind, drafter_kind, head_beside, read_config
 from protocol.model_folder import longest_text_of
 
 # Weights are known to the byte. All other memory is calculated; the error is at most this share.
@@ -190,11 +196,11 @@ def estimate(folder: Path, terms: EstimateTerms) -> Estimate:
         result = msgspec.structs.replace(result, working_bytes=result.working_bytes + added_bytes)
     if options.adapter is not None:
         result = _with_adapter(result, adapter_bytes(options.adapter))
-    if options.draft is not None:
+    if (draft := _draft_of(folder, weights, options)) is not None:
         alone = msgspec.structs.replace(
             terms, process_bytes=0, measured_fixed_bytes=None, options=_NO_OPTIONS
         )
-        result = _with_draft(result, estimate(options.draft, alone))
+        result = _with_draft(result, estimate(draft, alone))
     return result
 
 
@@ -206,6 +212,13 @@ def _for_texts_of(folder: Path, terms: EstimateTerms) -> EstimateTerms:
         raise EstimateError(f"{folder} can't be read: {error}") from error
     shorter_tokens = min(terms.context_tokens, longest_tokens)
     return msgspec.structs.replace(terms, context_tokens=shorter_tokens)
+
+
+def _draft_of(folder: Path, weights: Weights, options: LoadOptions) -> Path | None:
+    """The folder of the drafter that guesses for a model, if it has one."""
+    if options.takes_own_head and not weights.has_own_head:
+        return head_beside(folder)
+    return options.draft
 
 
 def of_ranks(
@@ -282,7 +295,10 @@ def estimated(
                 for tokens in (ordinary_tokens, context_tokens)
             )
         else:
-            shape = cache_shape(config, element_bytes, kv_bits)
+            if drafter_kind(config) in (DrafterKind.HEAD, DrafterKind.EAGLE3):
+                shape = drafter_shape(config, element_bytes)
+            else:
+                shape = cache_shape(config, element_bytes, kv_bits)
             if weights.has_own_head and terms.options.takes_own_head:
                 own_head = head_shape(config, element_bytes)
             short_bytes, long_bytes = (
@@ -318,7 +334,8 @@ def model_key(folder: Path, python: str | None, options: LoadOptions = _NO_OPTIO
     Raises:
         OSError: the folder can't be read.
     """
-    added = (path for path in (options.adapter, options.draft) if path is not None)
+    beside = head_beside(folder) if options.takes_own_head else None
+    added = (path for path in (options.adapter, options.draft, beside) if path is not None)
     looks = ("pictures",) if options.pictures else ()
     ranks = (f"{options.ranks} ranks by {options.split}, {options.ranks_here} here",)
     return "|".join(

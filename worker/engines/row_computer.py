@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ from worker.guesses.costs import StepCosts
 from worker.guesses.guesser import BatchGuesser, Drafts, Shares
 from worker.mlx_lm.caches import can_be_merged, in_words, keeps_states, make_caches, takes_padding
 from worker.mlx_lm.drafting import DraftModel
+from worker.mlx_lm.eagle3 import Eagle3, Eagle3Drafter
 from worker.mlx_lm.generator import Generator, MakeGenerator, Tap
 from worker.mlx_lm.guessing import Draft
 from worker.mlx_lm.heads import HeadDrafter
@@ -96,17 +96,22 @@ class RowComputer:
 
 
 def make_draft(model: Any, draft: Any, tokens: int) -> Draft:
-    """A draft model that guesses at most `tokens` tokens at a time.
+    """A draft model, or EAGLE-3, that guesses at most `tokens` tokens at a time.
 
     Raises:
         ModelError: guesses can't be checked in this model's batches, or the draft model can't
-            forget wrong ones.
+            forget wrong ones, or is EAGLE-3 of another model.
     """
     if not can_be_merged(make_caches(model)) or not takes_padding(model):
         raise ModelError(
             f"draft_model: guesses are checked in batches, and a batch of this model, which has "
             f"{in_words(make_caches(model))}, can't have different numbers of tokens a row."
         )
+    if isinstance(draft, Eagle3):
+        try:
+            return Draft(Eagle3Drafter(draft, model, tokens), tokens)
+        except ValueError as error:
+            raise ModelError(f"draft_model: EAGLE-3 doesn't fit the model: {error}.") from error
     unfit = DraftModel.unfit(draft)
     if unfit:
         raise ModelError(
@@ -116,15 +121,19 @@ def make_draft(model: Any, draft: Any, tokens: int) -> Draft:
     return Draft(DraftModel(draft), tokens)
 
 
-def make_head_draft(model: Any, tokens: int, sizes: CacheSizes) -> tuple[Draft | None, CacheSizes]:
-    """A model's own head, which guesses at most `tokens` tokens at a time, if the model has one.
-    Then the sizes of a sequence's caches include those of the head and of the states for it.
-    """
+def make_head_draft(model: Any, tokens: int) -> Draft | None:
+    """A model's own head, which guesses at most `tokens` tokens at a time, if the model has one."""
     drafter = HeadDrafter.of(model, tokens)
     if drafter is None or not can_be_merged(make_caches(model)) or not takes_padding(model):
-        return None, sizes
-    head_sizes = measure(partial(drafter, hidden=None), drafter.make_cache)
-    return Draft(drafter, tokens), sizes._replace(
+        return None
+    return Draft(drafter, tokens)
+
+
+def sizes_with(draft: Draft, sizes: CacheSizes) -> CacheSizes:
+    """The sizes of a sequence's caches with those of a drafter, and with the states for it."""
+    drafter = draft.drafter
+    drafted = measure(lambda tokens, cache: drafter(tokens, None, cache), drafter.make_cache)
+    return sizes._replace(
         row_bytes=sizes.row_bytes + STATE_TOKENS * drafter.state_bytes,
-        draft_token_bytes=head_sizes.token_bytes,
+        draft_token_bytes=drafted.token_bytes,
     )

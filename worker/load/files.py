@@ -69,9 +69,10 @@ def find_folder(source: str) -> Path:
         ) from error
 
 
-def check_files(folder: Path, *, pictures: bool = False) -> None:
+def check_files(folder: Path, *, pictures: bool = False, drafter: bool = False) -> None:
     """Raise ModelError if files that a load opens are damaged or missing. MLX reads lazily, and
-    would fail late and abruptly.
+    would fail late and abruptly. A `drafter` that works only beside its model needs neither
+    tokenizer nor model_type.
     """
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} has no config.json: it is not a model folder.")
@@ -79,12 +80,12 @@ def check_files(folder: Path, *, pictures: bool = False) -> None:
         config = read_config(folder)
     except (OSError, ValueError) as error:
         raise ModelError(f"{folder / 'config.json'} can't be read: {error}") from error
-    if not isinstance(config.get("model_type"), str):
+    if not drafter and not isinstance(config.get("model_type"), str):
         raise ModelError(f"{folder / 'config.json'} names no model_type.")
     if (reason := refusal(config)) is not None:
         raise ModelError(f"{folder} can't be loaded: {reason}.")
     try:
-        check_folder(folder, pictures=pictures)
+        check_folder(folder, pictures=pictures, drafter=drafter)
         paths = weight_files(folder, pictures=pictures)
     except OSError as error:
         raise ModelError(f"{folder} can't be read: {error}") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,11 +19,18 @@ from mlx.utils import tree_flatten
 from protocol.architectures import is_mlx_lms, is_mlx_vlms
 from protocol.encoders import MLX_VLMS, encoder_of
 from protocol.extras import command_to_add
-from protocol.model_files import read_config, read_header, text_table
+from protocol.model_files import DrafterKind, read_config, read_header, text_table
 from protocol.model_folder import end_token_ids, templates_of, weight_files
 from protocol.requests import SamplingDefaults
 from worker import mlx_embeddings as encoders
 from worker import mlx_vlm_encoders
+from worker.load.drafters import (
+    DrafterFolder,
+    find_drafter,
+    find_head_beside,
+    named_as_draft,
+    read_arrays,
+)
 from worker.load.faults import fault_of, reason_of
 from worker.load.files import (
     WEIGHTS,
@@ -37,6 +44,7 @@ from worker.load.files import (
     sampling_defaults,
 )
 from worker.mlx_lm import models
+from worker.mlx_lm.eagle3 import Eagle3
 from worker.mlx_lm.heads import with_own_head
 from worker.mlx_lm.macos import Reads
 from worker.sampling.scores import TokenBytes
@@ -74,7 +82,7 @@ class LoadedModel:
     constraints: Constraints
     # Whether the files lack the head, which makes logits of a decoder's states.
     is_headless: bool = False
-    # The draft model, which is smaller and has the same tokens.
+    # The draft model, which is smaller and has the same tokens, or EAGLE-3.
     draft: Any = None
     # Makes the model's inputs of pictures. None: the model is loaded without pictures.
     picture_processor: PictureProcessor | None = None
@@ -117,8 +125,9 @@ def load(
 ) -> LoadedModel:
     """Load the model of `source`, a folder or a repository in the Hugging Face cache. An adapter is
     added to the model, and a draft model is loaded beside it. With `pictures` the model can look at
-    pictures. With `own_head` it gets the head for several tokens that its files may have. `part`
-    gets the model and its configuration, and removes the layers that other ranks compute.
+    pictures. With `own_head` it gets the head for several tokens that its files may have, or that
+    mlx-vlm has put beside them. `part` gets the model and its configuration, and removes the layers
+    that other ranks compute.
 
     `on_progress` gets (bytes read, bytes in all) after each slice of weights.
 
@@ -137,11 +146,15 @@ def load(
         if adapter is not None:
             check_adapter(adapter)
             check_shard(adapter / WEIGHTS)
+        drafter = None if draft_path is None else find_drafter(draft_path)
+        head = find_head_beside(folder) if own_head else None
+        if drafter is not None and drafter.kind is DrafterKind.HEAD:
+            head = drafter.folder
         before = fingerprint(folder, adapter, pictures=pictures)
-        unread = _build(folder, adapter, pictures=pictures, own_head=own_head)
+        unread = _build(folder, adapter, pictures=pictures, own_head=own_head, head=head)
         if part is not None:
             part(unread.model, unread.config)
-        words, draft, weight_bytes = _read(unread, draft_path, on_progress, should_stop)
+        words, draft, weight_bytes = _read(unread, drafter, on_progress, should_stop)
         if fingerprint(folder, adapter, pictures=pictures) != before:
             raise ModelError(f"The files in {folder} changed during the load.", permanent=False)
     return LoadedModel(
@@ -171,13 +184,16 @@ class _UnreadModel(NamedTuple):
     reads: Reads
 
 
-def _build(folder: Path, adapter: Path | None, *, pictures: bool, own_head: bool) -> _UnreadModel:
+def _build(
+    folder: Path, adapter: Path | None, *, pictures: bool, own_head: bool, head: Path | None
+) -> _UnreadModel:
     reads, picture_processor, is_by_mlx_vlm = Reads(), None, pictures
     with reads.recorded():
         if pictures:
             model, config, picture_processor = _load_vision(folder)
         else:
-            model, config, is_by_mlx_vlm = load_text(folder, own_head=own_head)
+            split = None if head is None else read_arrays(head)
+            model, config, is_by_mlx_vlm = load_text(folder, own_head=own_head, split=split)
         if adapter is not None:
             if is_by_mlx_vlm:
                 raise ModelError("adapter: mlx-vlm computes this model, and adapters are mlx-lm's.")
@@ -187,7 +203,7 @@ def _build(folder: Path, adapter: Path | None, *, pictures: bool, own_head: bool
 
 def _read(
     unread: _UnreadModel,
-    draft_path: str | None,
+    drafter: DrafterFolder | None,
     on_progress: Callable[[int, int], None],
     should_stop: Callable[[], bool],
 ) -> tuple[_TextParts, Any, int]:
@@ -197,9 +213,9 @@ def _read(
     with ThreadPoolExecutor(1, "tokenizer") as beside:
         reading = beside.submit(_read_text_parts, folder, config)
         draft = None
-        if draft_path is not None:
+        if drafter is not None:
             with reads.recorded():
-                draft = _load_draft(draft_path, reading.result())
+                draft = _load_draft(drafter, reading.result(), model)
 
         def stops() -> bool:
             if reading.done():
@@ -256,9 +272,11 @@ def needs_mlx_vlm(config: dict[str, Any]) -> bool:
     return encoder_of(config) is None and not is_mlx_lms(config["model_type"])
 
 
-def load_text(folder: Path, *, own_head: bool = False) -> tuple[Any, dict[str, Any], bool]:
+def load_text(
+    folder: Path, *, own_head: bool = False, split: Mapping[str, mx.array] | None = None
+) -> tuple[Any, dict[str, Any], bool]:
     """A model for texts alone, whose weights are read when they are needed, and its configuration.
-    The last is whether mlx-vlm computes it.
+    The last is whether mlx-vlm computes it. `own_head` and `split` are as for `classes_of`.
 
     Raises:
         ModelError: no library can make the model of its files.
@@ -268,7 +286,7 @@ def load_text(folder: Path, *, own_head: bool = False) -> tuple[Any, dict[str, A
     if needs_mlx_vlm(config):
         return *_load_language(folder, kind), True
     try:
-        return *load_weights(folder, own_head=own_head), False
+        return *load_weights(folder, own_head=own_head, split=split), False
     except ModelError as error:
         if not _may_suit_mlx_vlm(error, folder, config):
             raise
@@ -332,15 +350,27 @@ def _load_vision(folder: Path) -> tuple[Any, dict[str, Any], PictureProcessor]:
             raise ModelError(f"pictures: {error}.") from error
 
 
-def _load_draft(source: str, words: _TextParts) -> Any:
-    """Load the draft model. Its weights are read later, together with the model's."""
-    try:
-        folder = find_folder(source)
-        check_files(folder)
+def _load_draft(drafter: DrafterFolder, words: _TextParts, beside: Any) -> Any:
+    """Load the draft model, which is to guess for the model `beside`. None: it is a head, which is
+    a part of that model. Its weights are read later, together with the model's.
+    """
+    folder, kind = drafter
+    if kind is DrafterKind.HEAD:
+        if getattr(beside, "mtp", None) is None:
+            raise ModelError(
+                f"The draft model: the head in {folder} doesn't fit the model, whose layers have "
+                "another shape, or whose architecture has no such heads."
+            )
+        return None
+    if kind is DrafterKind.EAGLE3:
+        with (
+            named_as_draft(),
+            one_reason(lambda error: f"{folder} can't be loaded: {one_sentence(error)}"),
+        ):
+            return Eagle3(read_config(folder), read_arrays(folder))
+    with named_as_draft():
         model, config = load_weights(folder)
         tokenizer = read_tokenizer(folder)
-    except ModelError as error:
-        raise ModelError(f"The draft model: {error.reason}", permanent=error.permanent) from error
     if tokenizer.get_vocab() != words.tokenizer.get_vocab():
         raise ModelError(f"The draft model in {folder} has other tokens than the model.")
     if _vocabulary(config, tokenizer) > words.vocabulary:
@@ -375,8 +405,11 @@ def _vocabulary(config: dict[str, Any], tokenizer: Any) -> int:
     return int(_text_config(config).get("vocab_size", len(tokenizer)))
 
 
-def load_weights(folder: Path, *, own_head: bool = False) -> tuple[Any, dict[str, Any]]:
+def load_weights(
+    folder: Path, *, own_head: bool = False, split: Mapping[str, mx.array] | None = None
+) -> tuple[Any, dict[str, Any]]:
     """The model in a folder, whose weights are read when they are needed, and its configuration.
+    `own_head` and `split` are as for `classes_of`.
 
     Raises:
         ModelError: its files can't be understood, or don't belong together.
@@ -390,15 +423,21 @@ def load_weights(folder: Path, *, own_head: bool = False) -> tuple[Any, dict[str
 
     with one_reason(explain), as_opened(folder) as opened:
         return models.read_model(
-            opened, lambda config: classes_of(config, headless=headless, own_head=own_head)
+            opened,
+            lambda config: classes_of(config, headless=headless, own_head=own_head, split=split),
         )
 
 
 def classes_of(
-    config: dict[str, Any], *, headless: bool = False, own_head: bool = False
+    config: dict[str, Any],
+    *,
+    headless: bool = False,
+    own_head: bool = False,
+    split: Mapping[str, mx.array] | None = None,
 ) -> tuple[type, Any]:
     """The classes of a model and of its arguments. With `headless` the files lack the head that
     makes logits. With `own_head` the model keeps its head for several tokens, if it has one.
+    Otherwise it gets the head whose weights are `split`, if these are of its shape.
     """
     if (encoder := encoder_of(config)) in MLX_VLMS:
         # Before mlx-vlm imports what processors are made of.
@@ -408,7 +447,7 @@ def classes_of(
         return encoders.classes_of(config)
     if headless:
         return models.with_head(config)
-    classes = with_own_head(models.classes_of(config), with_head=own_head)
+    classes = with_own_head(models.classes_of(config), with_head=own_head, split=split)
     return models.without_spare_head(classes, config)
 
 

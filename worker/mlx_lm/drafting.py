@@ -38,7 +38,8 @@ class DraftModel:
 
     # Of right guesses it has not seen the last one.
     usual_tokens = 2
-    needs_states = False
+    with_states = None
+    state_bytes = 0
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -97,6 +98,7 @@ class Drafting:
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
+        self._needs_states = drafter.with_states is not None
         self._rows: list[_KnownRow] = []
         # The caches of these rows; None: there are no rows.
         self._group: RowGroup | None = None
@@ -154,7 +156,7 @@ class Drafting:
             # The last token is seen with the next guesses, which follow it.
             pairs = zip(known.guesses, row.since(known.seen)[:-1], strict=False)
             right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-            if self._drafter.needs_states:
+            if self._needs_states:
                 # Right guesses are seen again, with the model's states instead of the drafter's.
                 right = 0
             gone.append(len(known.guesses) - right)
@@ -189,7 +191,7 @@ class Drafting:
                 break
             caches = self._drafter.make_cache()
             hidden = None
-            if self._drafter.needs_states:
+            if self._needs_states:
                 hidden = row.states.between(first - 1, row.length - 2)[None]
             self._drafter(mx.array([tokens]), hidden, caches)
             self._add(_KnownRow(row.uid, row.length - 1), caches, len(tokens))
@@ -197,7 +199,7 @@ class Drafting:
 
     def _first(self, row: DraftedRow) -> int:
         """The first token of a row that the drafter can see."""
-        return row.states.first + 1 if self._drafter.needs_states else 0
+        return row.states.first + 1 if self._needs_states else 0
 
     def _add(self, row: _KnownRow, caches: list[Any], tokens: int) -> None:
         """Add a row with its own caches, which have seen so many tokens."""
@@ -259,7 +261,7 @@ class Drafting:
             for row, token_range in zip(all_rows, token_ranges, strict=True)
         ]
         hidden = None
-        if self._drafter.needs_states:
+        if self._needs_states:
             states = [
                 row.states.between(token_range.start - 1, token_range.stop - 1)
                 if token_range

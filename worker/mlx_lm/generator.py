@@ -17,7 +17,7 @@ from mlx_lm.generate import BatchGenerator, PromptProcessingBatch, generate_step
 import worker.mlx_lm.cuda
 import worker.mlx_lm.macos  # noqa: F401
 from worker.mlx_lm.decoding_row import DecodingRow, LogitsProcessor, RowCaches, RowToken
-from worker.mlx_lm.guessing import Drafter, Guesser, ObserveStep
+from worker.mlx_lm.guessing import Drafter, Guesser, ObserveStep, WithStates
 from worker.mlx_lm.row_groups import ONE_GROUP, Grouping, GroupSize
 from worker.mlx_lm.rows import DecodingRows
 
@@ -65,8 +65,8 @@ class Tap:
         self.vocabulary = LARGE_VOCABULARY
         # Whether the logits of prompts are wanted. MLX doesn't compute logits that are never read.
         self.watches_prompts = False
-        # Whether the states of tokens are wanted, which only a model with a head of its own gives.
-        self.gives_states = False
+        # Gives the states of tokens, if a drafter wants them.
+        self.with_states: WithStates | None = None
         self._model = model
         self._last: mx.array | None = None
         self._rows: tuple[int, ...] | None = None
@@ -87,9 +87,9 @@ class Tap:
         """Compute logits for rows that decode, and the states of the tokens, (rows, tokens, width),
         if these are wanted.
         """
-        if not self.gives_states:
+        if self.with_states is None:
             return self(tokens, cache=cache), None
-        logits, states = self._model.with_states(tokens, cache)
+        logits, states = self.with_states(tokens, cache)
         self.vocabulary = logits.shape[-1]
         self._last = logits if tokens.shape[1] == 1 else None
         return logits, states
@@ -158,7 +158,7 @@ class Generator:
         count as valid.
         """
         self.tap = tap
-        tap.gives_states = drafter is not None and drafter.needs_states
+        tap.with_states = None if drafter is None else drafter.with_states
         self._numbers = numbers
         self._generator = BatchGenerator(
             tap,

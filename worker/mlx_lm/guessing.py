@@ -24,16 +24,26 @@ class RowGuesses(NamedTuple, Generic[Key]):
 DrawGuesses: TypeAlias = Callable[[Sequence[int]], Callable[[mx.array], mx.array]]
 
 
+# Has the model compute the logits of token ids, (rows, tokens), with caches. The second result are
+# the tokens' states, (rows, tokens, width).
+WithStates: TypeAlias = Callable[[mx.array, list[Any]], tuple[mx.array, mx.array]]
+
+
 class Drafter(Protocol):
     """Computes the logits of guesses, as a small model does.
 
-    A row is `usual_tokens` behind after a step whose guesses were all right. With `needs_states` a
-    pass over tokens wants the state of the token before each: the model's, and for a guess after
-    another one that of the drafter.
+    A row is `usual_tokens` behind after a step whose guesses were all right. A pass over tokens may
+    want the state of the token before each: one of the model, which `with_states` gives, of
+    `state_bytes`, and for a guess after another one that of the drafter. None: it wants none.
     """
 
     usual_tokens: int
-    needs_states: bool
+
+    @property
+    def with_states(self) -> WithStates | None: ...
+
+    @property
+    def state_bytes(self) -> int: ...
 
     def make_cache(self) -> list[Any]:
         """New caches for one row: mlx-lm's KVCache for each layer."""

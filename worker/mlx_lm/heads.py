@@ -8,7 +8,8 @@ models the embedding comes before the state. States are those after the last nor
 the head's: heads were trained so (Rapid-MLX#3371, vllm#45895).
 
 mlx-lm drops the weights of heads. Here a head becomes a part of its model before mlx-lm quantizes
-the model and reads its weights.
+the model and reads its weights. mlx-vlm splits heads of Qwen's models off, into folders of their
+own.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from mlx import nn
 from mlx.utils import tree_flatten
 from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import KVCache
+from mlx_lm.utils import infer_quant_config
 
+from worker.mlx_lm.guessing import WithStates
 from worker.mlx_lm.models import known_weights, output_layer_of
 
 # By such a name a model's `sanitize` knows the weights of any of its layers.
@@ -122,11 +125,10 @@ class Head(nn.Module):
 class HeadDrafter:
     """Guesses tokens by a model's own head, as a `Drafter`."""
 
-    needs_states = True
-
     def __init__(self, model: Any, tokens: int) -> None:
         """At most `tokens` tokens are guessed at a time."""
         self._model = model
+        self.with_states: WithStates = model.with_states
         # Right guesses are seen again.
         self.usual_tokens = tokens + 1
 
@@ -160,27 +162,44 @@ class HeadDrafter:
         return mx.zeros((*shape, norm.size), norm.dtype)
 
 
-def with_own_head(classes: tuple[type, Any], *, with_head: bool) -> tuple[type, Any]:
+def with_own_head(
+    classes: tuple[type, Any], *, with_head: bool, split: Mapping[str, mx.array] | None = None
+) -> tuple[type, Any]:
     """The classes of a model that takes its own head from its files, if they have it. Without
-    `with_head` the head's weights are dropped.
+    `with_head` the head's weights are dropped. `split` are the weights of a head that was split off
+    the model, which stands in for the dropped or missing one.
     """
     model, arguments = classes
     kind = _KINDS.get(model.__module__.rpartition(".")[2])
-    return classes if kind is None else (_taking_head(model, kind, with_head=with_head), arguments)
+    if kind is None:
+        return classes
+    return _taking_head(model, kind, with_head=with_head, split=split or {}), arguments
 
 
-def _taking_head(model: Any, kind: _HeadKind, *, with_head: bool) -> type:
+def _taking_head(
+    model: Any, kind: _HeadKind, *, with_head: bool, split: Mapping[str, mx.array]
+) -> type:
     class ModelWithOwnHead(model):
         def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
             arguments = getattr(self, "language_model", self).args  # type: ignore[union-attr]
             names = {name: kind.name_in(name, arguments) for name in weights}
             theirs = {name: weights[name] for name, head_name in names.items() if head_name is None}
             head_weights = {
-                head_name: weights[name] for name, head_name in names.items() if head_name
+                head_name: weights[name]
+                for name, head_name in names.items()
+                if head_name and with_head
             }
             raw = any("conv1d.weight" in name and theirs[name].shape[-1] > 1 for name in theirs)
             sanitized: dict[str, mx.array] = super().sanitize(theirs)
-            if not with_head or not head_weights:
+            was_split = not head_weights
+            if was_split:
+                raw = False
+                head_weights = {
+                    head_name: weight
+                    for name, weight in split.items()
+                    if (head_name := kind.name_in(f"mtp.{name}", arguments))
+                }
+            if not head_weights:
                 return sanitized
             norms = {
                 name: head_weights.pop(name)
@@ -201,6 +220,8 @@ def _taking_head(model: Any, kind: _HeadKind, *, with_head: bool) -> type:
                 head, {_name_in_head(name, kind): head_weights[name] for name in head_weights}
             )
             if _is_complete(head, head_weights):
+                if was_split:
+                    _quantize(head, head_weights)
                 self.mtp = head
                 sanitized |= {f"mtp.{name}": value for name, value in head_weights.items()}
             return sanitized
@@ -261,6 +282,18 @@ def _mean(weights: dict[str, mx.array], *names: str) -> float:
     mx.eval(arrays)
     means = [float(array.astype(mx.float32).mean()) for array in arrays]
     return sum(means) / max(1, len(means))
+
+
+def _quantize(head: Head, weights: dict[str, mx.array]) -> None:
+    """Quantize those layers of a head whose weights are. The model's may be quantized in another
+    way, or not at all.
+    """
+    nn.quantize(
+        head,
+        class_predicate=lambda name, layer: (
+            f"{name}.scales" in weights and infer_quant_config(name, layer, weights)
+        ),
+    )
 
 
 def _is_complete(head: Head, weights: dict[str, mx.array]) -> bool:

@@ -40,7 +40,7 @@ from worker.engines.room import (
     limits_of,
     measure,
 )
-from worker.engines.row_computer import make_draft, make_head_draft
+from worker.engines.row_computer import make_draft, make_head_draft, sizes_with
 from worker.engines.sequence import Engine
 from worker.engines.sequential import SequentialEngine
 from worker.load.faults import reason_of
@@ -212,15 +212,15 @@ def _try(
         # Rank 0 can't try a model without the others.
         trial = _try_batching(caches.model, loaded)
     alone = None if trial is None else trial.fault
-    if alone is not None and loaded.draft is not None:
+    if alone is not None and command.draft_path is not None:
         raise ModelError(f"draft_model: guesses are checked in batches, and {alone}.")
     shape = NO_CACHES if caches is None else measure(caches.run, caches.make)
     if caches is not None and loaded.draft is not None:
         draft = make_draft(caches.model, loaded.draft, command.draft_tokens)
-        drafted = measure(loaded.draft, draft.drafter.make_cache)
-        shape = shape._replace(draft_token_bytes=drafted.token_bytes)
     elif caches is not None and alone is None:
-        draft, shape = make_head_draft(caches.model, command.draft_tokens, shape)
+        draft = make_head_draft(caches.model, command.draft_tokens)
+    if draft is not None:
+        shape = sizes_with(draft, shape)
     give_back_buffers()
     if command.wire:
         wiring.wire(loaded.weight_bytes, device)

@@ -123,3 +123,18 @@ def test_a_configured_one_spoils_no_list(tmp_path: Path, monkeypatch: pytest.Mon
     models = {"odd": "org/main-not-ascii", "demo": str(demo(tmp_path / "fine"))}
     present = configuration((), models=models)
     assert [model.source for model in with_configured([], present)] == [models["demo"]]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "qwen3_5_mtp", "text_config": {}},
+        {"model_type": "llama", "architectures": ["LlamaForCausalLMEagle3"]},
+        {"speculators_model_type": "eagle3", "architectures": ["Eagle3Speculator"]},
+    ],
+)
+def test_a_drafter_is_no_model(config: dict[str, object], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(msgspec.json.encode(config))
+    assert describe(tmp_path).problem == (
+        "it only guesses for another model, which names it as its draft_model"
+    )

@@ -22,11 +22,13 @@ from gateway.system.memory_reading import Footprint, together
 from protocol.life import DRAFT_TOKENS, LARGEST_CHUNK_TOKENS
 from protocol.requests import MOST_PIXELS, MOST_SEEN_PIXELS
 from tests.support import shapes
+from tests.support.eagles import as_speculators, circle_model, config_of, random_weights
 from tests.support.own_heads import OwnHead, write
 from tests.support.shapes import DEMO
 from worker.engines.room import NO_CACHES
-from worker.engines.row_computer import make_head_draft
+from worker.engines.row_computer import make_draft, make_head_draft, sizes_with
 from worker.load.loading import load_weights
+from worker.mlx_lm.eagle3 import Eagle3
 
 PROCESS = 50_000_000
 HEADS, SIZE, LAYERS = 2, 128, 3
@@ -125,8 +127,9 @@ def test_an_own_head_counts_with_weights_and_caches(kind: str, tmp_path: Path) -
     headed = estimate(write(tmp_path / "headed", own.config, weights), terms)
     assert headed.weight_bytes - plain.weight_bytes == sum(weights[head].nbytes for head in heads)
     model, _ = load_weights(tmp_path / "headed", own_head=True)
-    draft, sizes = make_head_draft(model, 3, NO_CACHES)
+    draft = make_head_draft(model, 3)
     assert draft is not None
+    sizes = sizes_with(draft, NO_CACHES)
     for tokens, known in ((512, 512), (8192, DRAFT_TOKENS)):
         more = headed.limit_bytes(2, tokens) - plain.limit_bytes(2, tokens)
         more -= headed.weight_bytes - plain.weight_bytes
@@ -134,6 +137,49 @@ def test_an_own_head_counts_with_weights_and_caches(kind: str, tmp_path: Path) -
         assert own_bytes <= more <= 4 * own_bytes
     drafted = msgspec.structs.replace(terms, options=LoadOptions(draft=shapes.DEMO))
     assert estimate(tmp_path / "headed", drafted).draft_bytes > 0
+
+
+def test_a_split_head_counts_as_an_own_head(tmp_path: Path) -> None:
+    own = OwnHead("qwen3_5")
+    weights = own.converted()
+    heads = {name.partition("mtp.")[2]: weights.pop(name) for name in [*weights] if "mtp." in name}
+    terms = EstimateTerms(8192, 512, PROCESS, None, BackEnd.CPU)
+    model = write(tmp_path / "model", own.config, weights)
+    plain, key = estimate(model, terms), model_key(model, None)
+    config = {"model_type": "qwen3_5_mtp", "text_config": own.config}
+    head = write(tmp_path / "elsewhere", config, heads)
+    named = estimate(model, msgspec.structs.replace(terms, options=LoadOptions(draft=head)))
+    write(tmp_path / "model-mtp", config, heads)
+    headed = estimate(write(tmp_path / "whole", own.config, own.converted()), terms)
+    for drafted in (named, estimate(model, terms)):
+        assert drafted.draft_bytes == sum(item.nbytes for item in heads.values())
+        assert drafted.fixed_bytes == headed.fixed_bytes
+        assert drafted.limit_bytes(4, 4096) == headed.limit_bytes(4, 4096)
+    assert named.limit_bytes(4, 4096) > plain.limit_bytes(4, 4096)
+    assert model_key(model, None) != key
+    looking = msgspec.structs.replace(terms, options=LoadOptions(pictures=True))
+    assert estimate(model, looking).draft_bytes == 0
+
+
+@pytest.mark.parametrize("form", ["authors'", "speculators"])
+def test_eagle_3_counts_with_weights_caches_and_states(form: str, tmp_path: Path) -> None:
+    config, weights, _ = circle_model()
+    terms = EstimateTerms(2048, 512, PROCESS, None, BackEnd.CPU)
+    folder = write(tmp_path / "model", config, weights)
+    drafter = config_of(64, 300, draft_vocab_size=90), random_weights(config_of(64, 300))
+    if form == "speculators":
+        drafter = as_speculators(*drafter, [2, 4, 5])
+    options = LoadOptions(draft=write(tmp_path / "eagle", *drafter))
+    plain = estimate(folder, terms)
+    drafted = estimate(folder, msgspec.structs.replace(terms, options=options))
+    assert drafted.draft_bytes == sum(item.nbytes for item in drafter[1].values())
+    model, _ = load_weights(folder)
+    random_config = config_of(64, 300)
+    eagle = Eagle3(random_config, random_weights(random_config))
+    sizes = sizes_with(make_draft(model, eagle, 3), NO_CACHES)
+    more = drafted.limit_bytes(2, 2048) - plain.limit_bytes(2, 2048) - drafted.draft_bytes
+    own_bytes = 2 * (DRAFT_TOKENS * sizes.draft_token_bytes + sizes.row_bytes)
+    assert own_bytes <= more <= 4 * own_bytes
 
 
 def test_measurements_are_of_one_set_of_files(tmp_path: Path) -> None:

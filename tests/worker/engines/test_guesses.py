@@ -18,6 +18,7 @@ import pytest
 from protocol.message_base import pack
 from protocol.requests import Constraint, Generate, Sampling, TokenPrompt
 from tests.support import shapes
+from tests.support.eagles import config_of, random_weights
 from worker.engines.batched_engine import BatchedEngine
 from worker.engines.decoding import Caches
 from worker.engines.room import CacheRoom, CacheSizes, Context
@@ -25,6 +26,7 @@ from worker.engines.row_computer import make_draft
 from worker.engines.sequence import Sequence, Token
 from worker.load.loading import LoadedModel, load
 from worker.mlx_lm.drafting import DraftModel
+from worker.mlx_lm.eagle3 import Eagle3
 from worker.mlx_lm.guessing import Draft
 from worker.prompt_cache.path import Paths
 from worker.runtime.prompts import PreparedRequest, prepare
@@ -96,6 +98,14 @@ def _draft(chance: random.Random, model: LoadedModel, root: Path) -> Draft | Non
         return None
     own = kind == "own" and not DraftModel.unfit(model.model)
     return make_draft(model.model, model.model if own else other, chance.choice((1, 3, 7)))
+
+
+def _eagle_3(chance: random.Random, model: LoadedModel, root: Path) -> Draft:
+    """EAGLE-3 with random weights."""
+    width = model.config["hidden_size"]
+    config = config_of(32, model.vocabulary, target_hidden_size=width, draft_vocab_size=90)
+    config["eagle_aux_hidden_state_layer_ids"] = [1, 2, 1]
+    return make_draft(model.model, Eagle3(config, random_weights(config)), chance.choice((1, 3, 7)))
 
 
 def _request(chance: random.Random, name: str) -> Generate:
@@ -208,14 +218,20 @@ def _anew(
     return made
 
 
-def _same(shape: str, root: Path, seed: int, most_rows: int) -> tuple[int, int]:
+def _same(
+    shape: str,
+    root: Path,
+    seed: int,
+    most_rows: int,
+    make: Callable[[random.Random, LoadedModel, Path], Draft | None] = _draft,
+) -> tuple[int, int]:
     """Returns how many guesses were right and wrong."""
     model, chance = _model(shape, root), random.Random(seed)
     requests = [
         _request(chance, f"r{index}") for index in range(chance.randrange(1, most_rows + 1))
     ]
     plain = _plain(model, requests)
-    draft = _draft(chance, model, root)
+    draft = make(chance, model, root)
     for guesses in (False, True):
         guessed = _anew(model, requests, chance, plain, guesses=guesses, draft=draft)
         for request in requests:
@@ -236,6 +252,15 @@ def test_text_is_the_same(shape: str, root: Path) -> None:
     right, wrong = map(sum, zip(*counts, strict=True))
     assert right > 20
     assert wrong > 5
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [pytest.param(shape, marks=() if shape == "hybrid" else pytest.mark.slow) for shape in SHAPES],
+)
+def test_text_with_eagle_3_is_the_same(shape: str, root: Path) -> None:
+    for seed in range(20, 23):
+        _same(shape, root, seed, 6, _eagle_3)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from tests.support.own_heads import CONFIGS, VOCABULARY, OwnHead, write
 from worker.engines.batched_engine import BatchedEngine
 from worker.engines.decoding import Caches
 from worker.engines.room import NO_CACHES, CacheRoom
-from worker.engines.row_computer import make_head_draft
+from worker.engines.row_computer import make_head_draft, sizes_with
 from worker.engines.sequence import Sequence, Token
 from worker.load.loading import load_weights
 
@@ -22,8 +22,9 @@ TOKENS = 30
 
 def made_by(model: Any, prompts: list[list[int]], *, guesses: bool) -> list[list[Token]]:
     """The answers to prompts that come one after another, from a batch of three rows."""
-    draft, sizes = make_head_draft(model, 3, NO_CACHES)
+    draft = make_head_draft(model, 3)
     assert draft is not None
+    sizes = sizes_with(draft, NO_CACHES)
     engine = BatchedEngine(model, (), 3, CacheRoom(sizes), guesses=guesses, draft=draft)
     # As on a machine where a wide step costs hardly more, and the head nothing.
     engine.step_costs.ratio = lambda _rows, width: float(width > 0)  # type: ignore[method-assign]
