@@ -315,10 +315,12 @@ def write(folder: Path, config: dict[str, Any]) -> Path:
     mx.random.seed(7)
     model = model_class(arguments_class.from_dict(config))
     # Outputs of small random weights depend on the last token alone; larger ones on all before it.
-    weights = tree_map(lambda array: array.astype(mx.float32) * 2, model.parameters())
-    mx.save_safetensors(
-        str(folder / "model.safetensors"), dict(tree_flatten(weights)), {"format": "mlx"}
-    )
+    arrays = tree_map(lambda array: array.astype(mx.float32) * 2, model.parameters())
+    weights = dict(tree_flatten(arrays))
+    if (head := weights.get("lm_head")) is not None and not head.any():
+        # Talkie's begins with zeros, with which no token is likelier than another.
+        weights["lm_head"] = mx.random.normal(head.shape)
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
     mx.clear_cache()
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "generation_config.json").write_text('{"do_sample": false}')
