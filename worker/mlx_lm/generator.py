@@ -210,6 +210,8 @@ class Generator:
         self._generator.prefill_step_size = chunk
         with self._generator.stats() as stats:
             prompts, tokens = self._generator.next()
+        # The prompts would count as a part of the next step.
+        self._decoding.leave_out()
         return StepResult(prompts, tokens, stats.prompt_tokens, stats.prompt_time)
 
     @property

@@ -204,6 +204,10 @@ class DecodingRows:
         group, row = self._find(place)
         return group.extract(row)
 
+    def leave_out(self) -> None:
+        """Have the next step not observed, since something else is computed before it."""
+        self._ended_at = 0.0
+
     def next(self) -> list[RowToken]:
         """Compute a step. Returns the tokens of all rows, those of a row in their order."""
         if not self._rows:

@@ -117,6 +117,27 @@ def test_rows_have_mlx_lms_tokens(model: Any) -> None:
     generator.close()
 
 
+def test_a_step_behind_a_prompt_is_not_observed(model: Any) -> None:
+    """It would seem to take as long as both."""
+    observed: list[float] = []
+    generator = Generator(
+        Tap(model),
+        _greedy,
+        rows=8,
+        prompts=8,
+        observe=lambda _rows, _width, seconds: observed.append(seconds),
+    )
+    generator.insert(NewRow([PROMPTS[0]], 100))
+    while not generator.step(100).tokens:
+        pass
+    assert not observed
+    generator.insert(NewRow([PROMPTS[1] * 50], 10))
+    for _ in range(6):
+        generator.step(20)
+    assert not observed, "each of these steps followed a part of a prompt"
+    generator.close()
+
+
 def _until_all_ended(step: Callable[[], list[Any]]) -> list[Any]:
     made: list[Any] = []
     while sum(item.finish_reason is not None for item in made) < len(PROMPTS):
