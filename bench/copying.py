@@ -13,6 +13,7 @@ of guesses. Its weights are set by hand; nothing is trained.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from pathlib import Path
@@ -128,7 +129,7 @@ def _weights(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tokenizer() -> Tokenizer:
-    """A tokenizer for source text, trained with this package's own."""
+    """A tokenizer for source text, trained with Python's own, which stays the same."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -138,6 +139,6 @@ def _tokenizer() -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    sources = sorted(Path(__file__).parent.parent.glob("gateway/**/*.py"))
+    sources = sorted(Path(asyncio.__file__).parent.glob("*.py"))
     tokenizer.train_from_iterator((source.read_text("utf-8") for source in sources), trainer)
     return tokenizer

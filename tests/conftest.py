@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 from tests.support.folders import short_folder
 from tests.support.gateway import Gateway
@@ -43,6 +44,13 @@ settings.load_profile("untimed")
 # Whoever changes something has the examples of whoever changed something else before, and few of
 # them; what nobody has seen yet is looked for by `make test-all`.
 settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=30)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("hypothesis_profile", None) == "repeatable":
+        # Hypothesis draws from the constants of the modules that are imported, too. So examples
+        # would differ with the tests that ran before, and with each change of a number.
+        providers._get_local_constants = lambda: providers._local_constants  # type: ignore[attr-defined]
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -143,6 +143,15 @@ class Allocation(Struct):
         return max(0, self.obeyed_bytes - self.limit_bytes, unread_bytes - self.limit_bytes)
 
     @property
+    def outgrown_bytes(self) -> int:
+        """The part of the limit that a recall doesn't bring back: what the worker holds beyond the
+        limit that it keeps to.
+        """
+        unread_bytes = min(self.footprint_bytes, self.read_at_bytes)
+        held_bytes = min(self.limit_bytes, self.footprint_bytes)
+        return max(0, held_bytes - max(self.obeyed_bytes, unread_bytes))
+
+    @property
     def freed_by_end_bytes(self) -> int:
         """Bytes that the model's end would free, beside those that are being freed already."""
         return self.committed_bytes - self.coming_bytes

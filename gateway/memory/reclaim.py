@@ -54,11 +54,12 @@ class Reclaim:
             """
             if allocation.idle and self._may_evict_for(claim, allocation):
                 return allocation.freed_by_end_bytes
-            return (
+            loan_bytes = (
                 self._rows_bytes(claim, allocation)
                 if allocation in models
                 else allocation.unneeded_loan_bytes
             )
+            return max(0, loan_bytes - allocation.outgrown_bytes)
 
         def bytes_of_displacing(allocation: Allocation) -> int:
             return allocation.freed_by_end_bytes - bytes_without_displacing(allocation)

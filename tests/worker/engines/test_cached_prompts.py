@@ -287,7 +287,7 @@ def test_a_prompt_that_is_cancelled_again_and_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each attempt goes on where the last one was cancelled."""
-    for module in ("batched", "sequential"):
+    for module in ("batched_engine", "sequential"):
         monkeypatch.setattr(f"worker.engines.{module}.largest_chunk", lambda: 64)
     sequence = bench.sequence("r", bench.tokens(700), boundaries=[700])
     expected = _ids(_run(bench.plain_engine(), sequence)["r"])
