@@ -338,8 +338,8 @@ class MemoryOrders:
         self._set_limit(allocation, limit_bytes, recall=True)
 
     def recall_some(self, allocation: Allocation, wanted_bytes: int, most_bytes: int) -> int:
-        """Lower a limit by at most `most_bytes`, so that `wanted_bytes` come back. Returns the bytes
-        that come back.
+        """Lower a limit so that `wanted_bytes` come back, by at most `most_bytes`. Returns the
+        bytes that come back.
         """
         outgrown_bytes = allocation.outgrown_bytes
         bytes_ = min(wanted_bytes, most_bytes - outgrown_bytes)
