@@ -338,14 +338,11 @@ class MemoryOrders:
         self._set_limit(allocation, limit_bytes, recall=True)
 
     def recall_some(self, allocation: Allocation, wanted_bytes: int, most_bytes: int) -> int:
-        """Lower a limit so that `wanted_bytes` come back, by at most `most_bytes`. Returns the
-        bytes that come back.
-        """
-        outgrown_bytes = allocation.outgrown_bytes
-        bytes_ = min(wanted_bytes, most_bytes - outgrown_bytes)
+        """Call back `wanted_bytes`, at most `most_bytes`. Returns the bytes called back."""
+        bytes_ = min(wanted_bytes, most_bytes)
         if bytes_ <= 0:
             return 0
-        self.recall(allocation, allocation.limit_bytes - outgrown_bytes - bytes_)
+        self.recall(allocation, allocation.limit_bytes - bytes_)
         return bytes_
 
     def evict(self, allocation: Allocation, for_model_id: str | None) -> None:

@@ -579,6 +579,14 @@ class TestOvergrown:
         account.footprint("a", 80)
         assert account.decide(LATER + 6 + OVERGROWN_S) == [recalls("a", 70)]
 
+    def test_claim_sees_no_room_in_what_a_worker_has_outgrown(self) -> None:
+        account = Account()
+        account.load("a", 40, busy=True, used=50, wanted=50)
+        account.footprint("a", 60)
+        account.claim("b", 55)
+        assert account.decide(LATER) == [lends("a", 60)], "a recall would bring 10 of the 15"
+        assert account.decide(LATER) == []
+
     def test_worker_over_its_limit_first_gets_time_for_a_recall(self) -> None:
         account = TestRecalls.recalled(answered=80)
         account.footprint("a", 105)
