@@ -73,7 +73,7 @@ def main() -> int:
                 endless_model(parsed, folder, AGENT)
                 _print(_measure(folder, parsed))
             if parsed.edits:
-                print_editing(measure_editing(folder, parsed))
+                print_editing(measure_editing(folder, parsed, range(parsed.rounds)))
         except (FailedError, OSError) as error:
             print(f"bench.agent: {error}", file=sys.stderr)
             return 1

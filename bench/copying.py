@@ -14,6 +14,7 @@ of guesses. Its weights are set by hand; nothing is trained.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import random
 from pathlib import Path
@@ -41,6 +42,20 @@ EIGHT_BILLION: Final = {
     "head_dim": 128,
     "vocab_size": 151936,
 }
+# A mixture of experts, of which eight compute each token.
+THIRTY_BILLION: Final = {
+    "num_hidden_layers": 48,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+}
+_MIXTURE: Final = {"decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True}
 _TOKENS: Final = 4096
 _SPECIAL: Final = ("<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "</change>")
 _END, _, _USER, _ASSISTANT, _TOOL, _CHANGED = range(len(_SPECIAL))
@@ -56,8 +71,8 @@ _BEGINNING: Final = 16
 
 def make_copying_model(folder: Path, sizes: dict[str, int] = COPYING, bits: int = 32) -> Path:
     """Write a model that copies into `folder`, for mlx-lm to load. `sizes` are those of a Qwen3
-    configuration with two layers at least. Weights are float32, bfloat16 (16 bits) or, with heads
-    of 128 dimensions, quantized to 8 or 4 bits.
+    configuration with two layers at least, or of a Qwen3 mixture, whose experts add zero. Weights
+    are float32, bfloat16 (16 bits) or, with heads of 128 dimensions, quantized to 8 or 4 bits.
 
     Raises:
         ValueError: the hidden size is too small.
@@ -66,22 +81,31 @@ def make_copying_model(folder: Path, sizes: dict[str, int] = COPYING, bits: int 
     import mlx.core as mx
     import mlx.nn as nn
     from mlx.utils import tree_flatten, tree_map
-    from mlx_lm.models import qwen3
 
+    mixed = "num_experts" in sizes
+    architecture = "qwen3_moe" if mixed else "qwen3"
     config: dict[str, Any] = {
         "vocab_size": _TOKENS,
         **sizes,
-        "model_type": "qwen3",
+        **(_MIXTURE if mixed else {}),
+        "model_type": architecture,
         "rms_norm_eps": 1e-6,
         "rope_theta": THETA,
         "max_position_embeddings": CONTEXT,
         "tie_word_embeddings": False,
         "eos_token_id": _END,
     }
-    model = qwen3.Model(qwen3.ModelArgs.from_dict(config))
+    module = importlib.import_module(f"mlx_lm.models.{architecture}")
+    model = module.Model(module.ModelArgs.from_dict(config))
     kind = mx.float32 if bits == 32 else mx.bfloat16
     model.update(tree_map(lambda item: mx.zeros(item.shape, kind), model.parameters()))
     weights = {name: mx.array(weight).astype(kind) for name, weight in _weights(config).items()}
+    if mixed:
+        # Without it each token would go to the same experts, and few weights would be read.
+        shape = sizes["num_experts"], sizes["hidden_size"]
+        for number in range(sizes["num_hidden_layers"]):
+            router = mx.random.normal(shape, kind)
+            weights[f"model.layers.{number}.mlp.gate.weight"] = router
     model.load_weights(list(weights.items()), strict=False)
     if bits < 16:
         nn.quantize(model, group_size=64, bits=bits)

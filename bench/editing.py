@@ -13,7 +13,7 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import islice
@@ -49,8 +49,10 @@ class Agents(NamedTuple):
     runs: list[EditRun]
 
 
-def measure_editing(folder: Path, parsed: argparse.Namespace) -> dict[str, list[Agents]]:
-    """The rounds of each server, by its name.
+def measure_editing(
+    folder: Path, parsed: argparse.Namespace, numbers: Iterable[int]
+) -> dict[str, list[Agents]]:
+    """The rounds of each server, by its name. `numbers` are those of the rounds.
 
     Raises:
         FailedError: a server didn't start, or an answer ended with an error.
@@ -64,7 +66,7 @@ def measure_editing(folder: Path, parsed: argparse.Namespace) -> dict[str, list[
             servers.append(server)
             for name in _names(server, models):
                 chat(server.address, name, [{"role": "user", "content": "Good morning."}], 8)
-        for number in range(parsed.rounds):
+        for number in numbers:
             for server in servers:
                 made = _agents(server, models, parsed, number)
                 rounds.setdefault(server.name, []).append(made)

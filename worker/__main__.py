@@ -22,11 +22,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-# Environment variables that MLX reads when it is imported. This one turns cuDNN's attention off.
-# cuDNN plans its attention anew for each shape, which takes 0.2 to 4 s, and in serving nearly every
-# step has a new shape. On an H100 the first requests of a 0.9 GB model waited 27 s with cuDNN's
-# attention and 0.8 s without; with it 32 streams ran at 0.7 of the speed (MLX 0.32.4).
-_BACK_END: Final = {"MLX_CUDA_USE_CUDNN_SDPA": "0"}
 # For each errand the file of `worker/errands/` that has its function.
 _ERRANDS: Final = {
     "examine": "models",
@@ -60,9 +55,6 @@ def _parse_arguments() -> argparse.Namespace:
 
 def _pin_packages() -> None:
     _pin_our_packages()
-    for name, value in _BACK_END.items():
-        # A variable that the operator has set keeps its value.
-        os.environ.setdefault(name, value)
     _choose_device()
 
     from worker.transformers import cache_import_structure

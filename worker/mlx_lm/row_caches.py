@@ -26,6 +26,7 @@ from mlx_lm.models.cache import (
 )
 
 from protocol.life import CACHE_STEP_TOKENS
+from worker.mlx_lm.cuda import slots_of
 
 _LEAVES: Final = (BatchKVCache, BatchRotatingKVCache)
 
@@ -198,7 +199,7 @@ class RowsCache:
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         rows = len(self.lengths.tokens)
         begin, end = self.lengths.seen_slots(self._width)
-        return self.keys[:rows, :, begin:end], self.values[:rows, :, begin:end]
+        return slots_of(self.keys[:rows], begin, end), slots_of(self.values[:rows], begin, end)
 
     def reserve(self, slots: int) -> None:
         """Have at least so many slots. Memory grows by steps."""

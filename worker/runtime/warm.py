@@ -36,6 +36,7 @@ from worker.engines.sequence import Engine, Sequence
 from worker.guesses.costs import WIDTHS, StepCosts
 from worker.load.loading import LoadedModel
 from worker.mlx_lm.models import small_llama
+from worker.mlx_lm.row_caches import RowLengths, RowsCache
 from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.path import BLOCK_TOKENS, Path, Paths, chain
@@ -294,12 +295,27 @@ def _widths(most_tokens: int, costs: StepCosts | None) -> Generator[WarmPart, fl
 def practise() -> None:
     """Warm up a spare: answer with a small model of random weights, then with the same weights in 4
     bits, and drop the model. An error is only logged, since the load would show it, too.
+
+    MLX keeps compiled kernels on disk, for all processes. On a card without any, each takes up to 6
+    s, and a worker that loads a model at the same time compiles them in the order of a load. So the
+    spare begins with the kernels that come late in a load.
     """
     try:
         with released_memory():
+            _move_rows()
             _answer_twice()
     except Exception:
         logger.debug("A spare worker could not practise", exc_info=True)
+
+
+def _move_rows() -> None:
+    """Use the operations of a batch's caches."""
+    arrays = mx.zeros((2, 1, 4, 64), mx.bfloat16)
+    cache = RowsCache(RowLengths([1, 2]), arrays, arrays)
+    cache.drop([1, 0])
+    mx.eval(cache.state)
+    cache.update_and_fetch(arrays[:, :, :1], arrays[:, :, :1])
+    mx.eval(cache.state, cache.lengths.begins[mx.array([1, 0])], cache.rows([1, 0]))
 
 
 def _answer_twice() -> None:
@@ -310,13 +326,13 @@ def _answer_twice() -> None:
 
 
 def _answer(model: Any) -> None:
-    """Warm up this model as a load does for which a request waits."""
+    """Warm up this model as a load does for which no request waits."""
     caches = Caches(model)
     room = CacheRoom(measure(caches.run, caches.make))
     prompt_cache = PromptCache(Cutter(caches.run, caches.make), None)
     engine = BatchedEngine(model, (), 1, room, prompt_cache=prompt_cache)
     warming = WarmUp(engine, prompt_cache, room, _CONTEXT_TOKENS, _VOCABULARY)
-    warming.start(awaited=True)
+    warming.start(awaited=False)
     engine.close()
 
 

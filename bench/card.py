@@ -1,0 +1,300 @@
+"""`python -m bench.card`: a GPU's speeds, by one command within ten minutes.
+
+Bulkhead over HTTP and mlx-lm without a server take turns: many streams with three models, and one
+row behind a long context. Then both load a model with no compiled kernels, and an agent edits files
+with Bulkhead and with mlx_lm.server. Each part has a share of the time, and up to `--rounds` rounds
+within it. The weights of the two large models are set by hand so that they copy, and their answers
+repeat themselves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from bench.card_report import CardReport, Edits, FirstMinute, OneRow, Streams, render
+from bench.conversation import RandomText, Turn, ask
+from bench.copying import EIGHT_BILLION, THIRTY_BILLION, make_copying_model
+from bench.editing import measure_editing
+from bench.machine import describe_machine
+from bench.models import HALF_BILLION, build_model, copy_without_end
+from bench.prompts import FreshPrompts, sampled
+from bench.raw import Kept, Raw
+from bench.results import FailedError, Generation
+from bench.servers import BulkheadServer
+
+_SMALL: Final = "0.6B, 16 bits"
+_EIGHT: Final = "8B, 4 bits"
+_MIXTURE: Final = "30B mixture, 4 bits"
+_TOKENS: Final = 128
+# Of a stream where there are many, or where a step takes long.
+_FEW_TOKENS: Final = 64
+_ROW_TOKENS: Final = 128
+_CONTEXTS: Final = (200, 8000, 30000)
+_SEED: Final = 1
+# Where MLX, and the driver behind it, keep compiled kernels.
+_KERNELS: Final = ("MLX_PTX_CACHE_DIR", "CUDA_CACHE_PATH")
+
+
+class Card:
+    """The parts of the measurement. Each adds to the lists what it has measured."""
+
+    def __init__(self, folder: Path, rounds: int) -> None:
+        self.streams: list[Streams] = []
+        self.rows: list[OneRow] = []
+        self.first: list[FirstMinute] = []
+        self.edits: list[Edits] = []
+        self._folder = folder
+        self._rounds = rounds
+        self._prompts = FreshPrompts()
+        self._names = 0
+
+    def report(self, failed: list[str], seconds: float) -> CardReport:
+        return CardReport(
+            machine=describe_machine(),
+            card=_card(),
+            streams=self.streams,
+            rows=self.rows,
+            first=self.first,
+            edits=self.edits,
+            failed=failed,
+            seconds=seconds,
+        )
+
+    def small(self, seconds: float) -> None:
+        counts = [(1, _TOKENS), (8, _TOKENS), (32, _TOKENS), (128, _FEW_TOKENS), (256, _FEW_TOKENS)]
+        self._many(_SMALL, _build_small, counts, seconds)
+
+    def eight(self, seconds: float) -> None:
+        self._many(_EIGHT, _build_eight, [(8, _FEW_TOKENS), (32, _FEW_TOKENS)], seconds)
+
+    def mixture(self, seconds: float) -> None:
+        counts = [(1, _FEW_TOKENS), (8, _FEW_TOKENS), (32, _FEW_TOKENS)]
+        self._many(_MIXTURE, _build_mixture, counts, seconds)
+
+    def one_row(self, seconds: float) -> None:
+        model = self._model(_EIGHT, _build_eight)
+        config = self._folder / "alone.toml"
+        config.write_text(f'[models.bench]\npath = "{model}"\nguesses = false\n', "utf-8")
+        with self._serving(model, "--config", str(config)) as server, _stopped(Kept(model)) as loop:
+            words = RandomText(model, _SEED)
+
+            def of_server(text: str) -> Turn:
+                return ask(server.address, server.model, text, _ROW_TOKENS)
+
+            _together(lambda: of_server("The ships"), lambda: loop.ask("The ships", _ROW_TOKENS))
+            for context in _CONTEXTS:
+                item = OneRow(_EIGHT, context, [], [])
+                text = words.draw(context)
+                loop.restart()
+                # The first round computes the prompt, and isn't counted. Both keep their caches.
+                answers = loop.ask(text, _ROW_TOKENS), of_server(text)
+                for _ in _within(seconds / len(_CONTEXTS), self._rounds):
+                    more = words.draw(8)
+                    text += answers[1].answer + more
+                    answers = loop.ask(more, _ROW_TOKENS), of_server(text)
+                    for rates, turn in zip((item.raw, item.ours), answers, strict=True):
+                        rates.append((_ROW_TOKENS - 1) / (turn.whole_s - turn.first_s))
+                self.rows.append(item)
+
+    def first_minute(self, _seconds: float) -> None:
+        model = self._model(_SMALL, _build_small)
+        text = self._prompts.draw(1)[0]
+        with _without_kernels(self._folder / "raw-kernels"):
+            began = time.perf_counter()
+            with _stopped(Kept(model)) as loop:
+                turn = loop.ask(text, 2)
+                raw_s = time.perf_counter() - began - (turn.whole_s - turn.first_s)
+        with _without_kernels(self._folder / "kernels"):
+            began = time.perf_counter()
+            with self._serving(model) as server:
+                turn = ask(server.address, server.model, text, 2)
+                ours_s = time.perf_counter() - began - (turn.whole_s - turn.first_s)
+                rates = [
+                    server.generate(sampled(self._prompts.draw(32)), _FEW_TOKENS).tokens_per_s
+                    for _ in range(2)
+                ]
+        self.first.append(FirstMinute(_SMALL, raw_s, ours_s, rates))
+
+    def agent(self, seconds: float) -> None:
+        folder = self._folder / "agent"
+        folder.mkdir()
+        settings = argparse.Namespace(
+            model=None, half_billion=True, agents=1, edits=8, lines=32, system=8000
+        )
+        settings.vllm_mlx = settings.rapid_mlx = None
+        rounds = measure_editing(folder, settings, _within(seconds, self._rounds))
+        for name, sessions in rounds.items():
+            runs = [run for agents in sessions for run in agents.runs]
+            answers = sum(len(run.answers_s) for run in runs)
+            expected = sum(run.expected for run in runs) / answers
+            self.edits.append(Edits(name, [agents.wall_s for agents in sessions], expected))
+
+    def _many(
+        self,
+        name: str,
+        build: Callable[[Path], object],
+        counts: list[tuple[int, int]],
+        seconds: float,
+    ) -> None:
+        """Measure so many streams of so many tokens in turns; the largest count sampled, too."""
+        model = self._model(name, build)
+        items = [Streams(name, streams, False, [], []) for streams, _ in counts]
+        items.append(Streams(name, 32, True, [], []))
+        tokens = dict(counts)
+        with self._serving(model) as ours, _stopped(Raw(model)) as raw:
+            # The first rounds compile kernels, and aren't counted.
+            _together(
+                lambda: ours.generate(self._prompts.draw(8), _FEW_TOKENS),
+                lambda: raw.generate(self._prompts.draw(8), _FEW_TOKENS),
+            )
+            for item in items:
+                for subject in (raw, ours):
+                    self._turn(subject, item, tokens)
+            for _ in _within(seconds, self._rounds):
+                for item in items:
+                    item.raw.append(self._turn(raw, item, tokens))
+                    item.ours.append(self._turn(ours, item, tokens))
+        self.streams += items
+
+    def _turn(
+        self, subject: Raw | BulkheadServer, item: Streams, tokens: dict[int, int]
+    ) -> Generation:
+        prompts = self._prompts.draw(item.streams)
+        made = subject.generate(sampled(prompts) if item.sampled else prompts, tokens[item.streams])
+        print(
+            f"{item.model}, {item.streams} streams{' sampled' * item.sampled}, {subject.name}: "
+            f"{made.tokens_per_s:.0f} tokens/s, the last first token after "
+            f"{max(made.first_token_s):.2f} s",
+            file=sys.stderr,
+        )
+        return made
+
+    def _model(self, name: str, build: Callable[[Path], object]) -> Path:
+        """A copy that never ends an answer, built in a process that gives the memory back."""
+        folder = self._folder / name.split(",")[0].replace(" ", "-")
+        if not folder.exists():
+            source = folder.with_suffix(".source")
+            process = multiprocessing.get_context("spawn").Process(target=build, args=(source,))
+            process.start()
+            process.join()
+            copy_without_end(source, folder)
+        return folder
+
+    @contextmanager
+    def _serving(self, model: Path, *options: str) -> Iterator[BulkheadServer]:
+        self._names += 1
+        state, log = (self._folder / f"{kind}{self._names}" for kind in ("state", "log"))
+        with _stopped(BulkheadServer(model, state, log, *options)) as server:
+            yield server
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.card", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="at most")
+    parser.add_argument("--part", choices=_PARTS, action="append", help="measure these alone")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every round to a file")
+    parsed = parser.parse_args()
+    began, failed = time.perf_counter(), []
+    with tempfile.TemporaryDirectory(prefix="bh-") as name:
+        card = Card(Path(name), parsed.rounds)
+        for part in parsed.part or _PARTS:
+            measure, seconds = _PARTS[part]
+            try:
+                measure(card, seconds)
+            except (FailedError, OSError) as error:
+                failed.append(f"{part}: {error}")
+            report = card.report(failed, time.perf_counter() - began)
+            print(f"{part}: {report.seconds:.0f} s", file=sys.stderr)
+            # After each part, since the machine may be taken back before the last.
+            if parsed.json is not None:
+                parsed.json.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
+    print(render(report))
+    return int(bool(failed))
+
+
+# The seconds of their rounds alone: loads and kernels take about as long again.
+_PARTS: Final[dict[str, tuple[Callable[[Card, float], None], float]]] = {
+    "small": (Card.small, 90.0),
+    "eight": (Card.eight, 60.0),
+    "one row": (Card.one_row, 45.0),
+    "mixture": (Card.mixture, 50.0),
+    "first minute": (Card.first_minute, 0.0),
+    "agent": (Card.agent, 40.0),
+}
+
+
+def _within(seconds: float, rounds: int) -> Iterator[int]:
+    """The numbers of rounds, of which at least one is begun, and none after so many seconds."""
+    until = time.monotonic() + seconds
+    for number in range(rounds):
+        yield number
+        if time.monotonic() > until:
+            return
+
+
+@contextmanager
+def _stopped(subject: Any) -> Iterator[Any]:
+    try:
+        yield subject
+    finally:
+        subject.stop()
+
+
+def _together(*calls: Callable[[], object]) -> None:
+    with ThreadPoolExecutor(len(calls)) as threads:
+        for future in [threads.submit(call) for call in calls]:
+            future.result()
+
+
+@contextmanager
+def _without_kernels(folder: Path) -> Iterator[None]:
+    """Have processes that start meanwhile keep their kernels in a new folder."""
+    before = {name: os.environ.get(name) for name in _KERNELS}
+    os.environ |= {name: str(folder / name) for name in _KERNELS}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            del os.environ[name]
+            if value is not None:
+                os.environ[name] = value
+
+
+def _card() -> str:
+    """The name of the card, and its driver."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0))
+        return f"{name}, driver {pynvml.nvmlSystemGetDriverVersion()}"
+    except Exception:
+        return "no NVIDIA card"
+
+
+def _build_small(folder: Path) -> None:
+    build_model(folder, HALF_BILLION)
+
+
+def _build_eight(folder: Path) -> None:
+    make_copying_model(folder, EIGHT_BILLION, bits=4)
+
+
+def _build_mixture(folder: Path) -> None:
+    make_copying_model(folder, THIRTY_BILLION, bits=4)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+"""The figures of `python -m bench.card`: records, as its JSON has them, and their tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+from typing import Final
+
+from msgspec import Struct
+
+from bench.results import Generation, MeasuringMachine
+
+_LEAST: Final = "≥"
+_MOST: Final = "≤"
+
+
+class Streams(Struct, frozen=True):
+    """Rounds of one model with so many streams, of mlx-lm's batch generator and of Bulkhead."""
+
+    model: str
+    streams: int
+    sampled: bool
+    raw: list[Generation]
+    ours: list[Generation]
+
+    @property
+    def bound(self) -> float:
+        """The target of the rate."""
+        return 0.9 if self.streams >= 128 else 0.95
+
+
+class OneRow(Struct, frozen=True):
+    """Tokens a second of one row without guesses behind `tokens` tokens, of mlx-lm's loop and of
+    Bulkhead, round by round.
+    """
+
+    model: str
+    tokens: int
+    raw: list[float]
+    ours: list[float]
+
+
+class FirstMinute(Struct, frozen=True):
+    """With no compiled kernels: seconds from the start of a process to the first token, and tokens
+    a second of the first 32 sampled streams and of the next.
+    """
+
+    model: str
+    raw_s: float
+    ours_s: float
+    sampled: list[float]
+
+
+class Edits(Struct, frozen=True):
+    """The seconds of each of a server's sessions that edit files, and the share of answers that
+    were exactly the expected ones.
+    """
+
+    server: str
+    seconds: list[float]
+    expected: float
+
+
+class CardReport(Struct, frozen=True):
+    """`failed`: what didn't run, and why. `seconds`: of the whole measurement."""
+
+    machine: MeasuringMachine
+    card: str
+    streams: list[Streams]
+    rows: list[OneRow]
+    first: list[FirstMinute]
+    edits: list[Edits]
+    failed: list[str]
+    seconds: float
+
+
+def render(report: CardReport) -> str:
+    """The tables in Markdown."""
+    parts = [f"{report.card}; {report.machine}. Medians, tokens a second."]
+    parts += ["\n".join(lines) for lines in (_streams(report), _rows(report)) if lines]
+    parts += ["\n".join(lines) for lines in (_first(report), _edits(report)) if lines]
+    parts += [f"Didn't run: {failure}" for failure in report.failed]
+    return "\n\n".join(parts) + "\n"
+
+
+def _streams(report: CardReport) -> list[str]:
+    if not report.streams:
+        return []
+    lines = [
+        "| model | streams | rounds | mlx-lm's batch | Bulkhead | ratio | target "
+        "| last first token (s), mlx-lm | Bulkhead | ratio |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for item in report.streams:
+        raw, ours = (_rate(generations) for generations in (item.raw, item.ours))
+        ratio = median(
+            one.tokens_per_s / other.tokens_per_s
+            for one, other in zip(item.ours, item.raw, strict=True)
+        )
+        lasts = [_last(generations) for generations in (item.raw, item.ours)]
+        kind = f"{item.streams}, sampled" if item.sampled else f"{item.streams}"
+        lines.append(
+            f"| {item.model} | {kind} | {len(item.ours)} | {raw:,.0f} | {ours:,.0f} "
+            f"| {_judged(ratio, _LEAST, item.bound)} | {lasts[0]:.2f} | {lasts[1]:.2f} "
+            f"| {lasts[1] / lasts[0]:.2f} |"
+        )
+    return lines
+
+
+def _rate(generations: list[Generation]) -> float:
+    return median(generation.tokens_per_s for generation in generations)
+
+
+def _last(generations: list[Generation]) -> float:
+    """The seconds until every stream has its first token."""
+    return median(max(generation.first_token_s) for generation in generations)
+
+
+def _rows(report: CardReport) -> list[str]:
+    if not report.rows:
+        return []
+    lines = [
+        "| one row without guesses | behind tokens | rounds | mlx-lm's loop | Bulkhead | ratio "
+        "| target |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for item in report.rows:
+        ratio = median(one / other for one, other in zip(item.ours, item.raw, strict=True))
+        lines.append(
+            f"| {item.model} | {item.tokens:,} | {len(item.ours)} | {median(item.raw):.0f} "
+            f"| {median(item.ours):.0f} | {_judged(ratio, _LEAST, 0.97)} |"
+        )
+    return lines
+
+
+def _first(report: CardReport) -> Iterator[str]:
+    if not report.first:
+        return
+    yield (
+        "| no compiled kernels | first token (s), mlx-lm | Bulkhead | ratio | target "
+        "| 32 sampled streams, first and next (tokens/s) |"
+    )
+    yield "| --- | ---: | ---: | ---: | ---: | --- |"
+    for item in report.first:
+        rates = ", ".join(f"{rate:,.0f}" for rate in item.sampled)
+        yield (
+            f"| {item.model} | {item.raw_s:.1f} | {item.ours_s:.1f} "
+            f"| {_judged(item.ours_s / item.raw_s, _MOST, 1.3)} | {rates} |"
+        )
+
+
+def _edits(report: CardReport) -> Iterator[str]:
+    if not report.edits:
+        return
+    yield "| a session that edits files | rounds | seconds | exact answers |"
+    yield "| --- | ---: | ---: | ---: |"
+    for item in report.edits:
+        yield (
+            f"| {item.server} | {len(item.seconds)} | {median(item.seconds):.1f} "
+            f"| {item.expected:.0%} |"
+        )
+
+
+def _judged(ratio: float, sign: str, bound: float) -> str:
+    """The cells of a ratio and of its target."""
+    met = ratio >= bound if sign == _LEAST else ratio <= bound
+    shown = f"{ratio:.2f}" if met else f"**{ratio:.2f}**"
+    return f"{shown} | {sign} {bound:g}"
