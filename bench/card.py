@@ -40,6 +40,7 @@ _MIXTURE: Final = "30B mixture, 4 bits"
 _TOKENS: Final = 128
 # Of a stream where there are many, or where a step takes long.
 _FEW_TOKENS: Final = 64
+_SAMPLED_STREAMS: Final = 32
 _ROW_TOKENS: Final = 128
 _CONTEXTS: Final = (200, 8000, 30000)
 _SEED: Final = 1
@@ -122,7 +123,9 @@ class Card:
                 turn = ask(server.address, server.model, text, 2)
                 ours_s = time.perf_counter() - began - (turn.whole_s - turn.first_s)
                 rates = [
-                    server.generate(sampled(self._prompts.draw(32)), _FEW_TOKENS).tokens_per_s
+                    server.generate(
+                        sampled(self._prompts.draw(_SAMPLED_STREAMS)), _FEW_TOKENS
+                    ).tokens_per_s
                     for _ in range(2)
                 ]
         self.first.append(FirstMinute(_SMALL, raw_s, ours_s, rates))
@@ -148,10 +151,9 @@ class Card:
         counts: list[tuple[int, int]],
         seconds: float,
     ) -> None:
-        """Measure so many streams of so many tokens in turns; the largest count sampled, too."""
+        """Measure so many streams of so many tokens in turns."""
         model = self._model(name, build)
-        items = [Streams(name, streams, False, [], []) for streams, _ in counts]
-        items.append(Streams(name, 32, True, [], []))
+        items = [Streams(name, streams, [], [], []) for streams, _ in counts]
         tokens = dict(counts)
         with self._serving(model) as ours, _stopped(Raw(model)) as raw:
             # The first rounds compile kernels, and aren't counted.
@@ -160,25 +162,26 @@ class Card:
                 lambda: raw.generate(self._prompts.draw(8), _FEW_TOKENS),
             )
             for item in items:
-                for subject in (raw, ours):
-                    self._turn(subject, item, tokens)
+                self._round(item, tokens[item.streams], raw, ours)
             for _ in _within(seconds, self._rounds):
                 for item in items:
-                    item.raw.append(self._turn(raw, item, tokens))
-                    item.ours.append(self._turn(ours, item, tokens))
+                    made = self._round(item, tokens[item.streams], raw, ours)
+                    for rounds, generation in zip(
+                        (item.raw, item.ours, item.sampled), made, strict=False
+                    ):
+                        rounds.append(generation)
         self.streams += items
 
-    def _turn(
-        self, subject: Raw | BulkheadServer, item: Streams, tokens: dict[int, int]
-    ) -> Generation:
+    def _round(
+        self, item: Streams, tokens: int, raw: Raw, ours: BulkheadServer
+    ) -> list[Generation]:
+        """A turn of mlx-lm, one of Bulkhead, and perhaps one of Bulkhead's that is sampled."""
         prompts = self._prompts.draw(item.streams)
-        made = subject.generate(sampled(prompts) if item.sampled else prompts, tokens[item.streams])
-        print(
-            f"{item.model}, {item.streams} streams{' sampled' * item.sampled}, {subject.name}: "
-            f"{made.tokens_per_s:.0f} tokens/s, the last first token after "
-            f"{max(made.first_token_s):.2f} s",
-            file=sys.stderr,
-        )
+        made = [raw.generate(prompts, tokens), ours.generate(prompts, tokens)]
+        if item.streams == _SAMPLED_STREAMS:
+            made.append(ours.generate(sampled(self._prompts.draw(item.streams)), tokens))
+        rates = ", ".join(f"{generation.tokens_per_s:.0f}" for generation in made)
+        print(f"{item.model}, {item.streams} streams: {rates} tokens/s", file=sys.stderr)
         return made
 
     def _model(self, name: str, build: Callable[[Path], object]) -> Path:

@@ -3,8 +3,7 @@
 Engines of a worker in this process, one that guesses and one that doesn't, take turns with whole
 answers. Where mlx-lm's batch generator can make the same text, it takes turns with them. The first
 round isn't counted. Prompts aren't either: the time begins when all rows have their first token.
-With `--shape 8b` the models are of eight billion weights in 4 bits, for a GPU: with
-MLX_CUDA_USE_CUDNN_SDPA=0, as workers have it.
+With `--shape 8b` the models are of eight billion weights in 4 bits, for a GPU.
 """
 
 from __future__ import annotations

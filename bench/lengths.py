@@ -4,8 +4,7 @@ A long row decodes beside three short ones: in groups of one batch, and in batch
 as models do whose attention takes no groups. Its tokens a second are compared with those that it
 makes alone; each pass reads all weights. Then rows join and leave a large batch. The rows begin
 with random caches in place of prompts. Engines take turns, and the first round isn't counted. With
-`--shape 8b` the model has eight billion weights in 4 bits, for a GPU: with
-MLX_CUDA_USE_CUDNN_SDPA=0, as workers have it.
+`--shape 8b` the model has eight billion weights in 4 bits, for a GPU.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Random prompts are computed in batches and found again, and the cache proves them at once, without
 its pauses. The table shows the bounds that were measured for noise, what a proof takes, and how
 many prompts were taken for wrong, which should be none. Then blocks are changed: all should be
-found. With `--shape 8b` the model has eight billion weights in 4 bits, for a GPU: with
-MLX_CUDA_USE_CUDNN_SDPA=0, as workers have it. `--model` takes a folder of another model.
+found. With `--shape 8b` the model has eight billion weights in 4 bits, for a GPU. `--model`
+takes a folder of another model.
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@ seconds are those of the processor, which other programs change less.
 A second table has the look alone: how much longer it takes to draw the likeliest token from given
 logits and to read it. That is the most that it can cost a step, since a GPU computes the look while
 Python goes on. With `--shape 8b` the model is
-of eight billion random weights in 4 bits, for a GPU: with MLX_CUDA_USE_CUDNN_SDPA=0, as workers
-have it.
+of eight billion random weights in 4 bits, for a GPU.
 """
 
 from __future__ import annotations

@@ -73,9 +73,9 @@ class BatchedEngine(QueuedEngine):
         vision: Vision | None = None,
         groups: bool | None = None,
     ) -> None:
-        """At most `max_concurrency` rows are in the batches; None: as many as make the batches
-        faster. A chunk of prompts may hold up rows that decode for about `stall_s` seconds. With
-        several ranks `make_generator` makes generators that compute in the other ranks, too.
+        """At most `max_concurrency` rows are in the batches; None: as many as don't make the
+        batches slower. A chunk of prompts may hold up rows that decode for about `stall_s` seconds.
+        With several ranks `make_generator` makes generators that compute in the other ranks, too.
         Without `guesses` the `draft` guesses nothing either. `vision` is the model if it looks at
         pictures. `groups`: rows may be in several groups; None: this is tried.
         """

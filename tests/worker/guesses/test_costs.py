@@ -118,9 +118,11 @@ def test_another_worker_knows_what_was_measured() -> None:
 
 def test_the_gain_is_that_in_tokens_a_second_over_half_the_rows() -> None:
     costs = StepCosts()
-    _observe(costs, 4, 1, 0.8)
+    _observe(costs, 4, 1, 0.8, 0.8, 0.8)
     assert (costs.gain(4), costs.gain(8)) == (None, None)
-    _observe(costs, 2, 1, 0.5)
+    _observe(costs, 2, 1, 0.5, 0.5)
+    assert costs.gain(4) is None, "two steps prove nothing"
+    costs.observe(2, 1, 0.5)
     assert costs.gain(4) == pytest.approx(1.25)
     assert costs.gain(2) is None
 
