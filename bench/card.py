@@ -1,10 +1,10 @@
-"""`python -m bench.card`: a GPU's speeds, by one command within ten minutes.
+"""`python -m bench.card`: a GPU's speeds, by one command.
 
 Bulkhead over HTTP and mlx-lm without a server take turns: many streams with three models, and one
 row behind a long context. Then both load a model with no compiled kernels, and an agent edits files
-with Bulkhead and with mlx_lm.server. Each part has a share of the time, and up to `--rounds` rounds
-within it. The weights of the two large models are set by hand so that they copy, and their answers
-repeat themselves.
+with Bulkhead and with mlx_lm.server. Each part has a share of five minutes for its rounds, of which
+there are `--rounds` at most. Loads come on top, and kernels on a card that has none. The weights of
+the two large models are set by hand so that they copy, and their answers repeat themselves.
 """
 
 from __future__ import annotations
