@@ -214,19 +214,26 @@ class DecodingRows:
             return []
         for group in self._groups:
             group.move_rows()
-        began_at, last = perf_counter(), self._ended_at
+        began_at, since = perf_counter(), self._ended_at
+        observed = self._observe is not None and began_at - since < _PAUSE_S
+        unread = self._drawn is not None
         self._drafted_s = 0.0
         guesses = self._guesses()
+        if unread and self._drawn is None:
+            # The wait for the tokens of the last step was a part of that step.
+            since, self._drafted_s = perf_counter(), 0.0
         rows = len(self._rows)
         width = 1
         if guesses is not None:
             # A row whose recurrent state was restored computes several known tokens again.
             fed = zip(self._rows, guesses, strict=True)
             width = max(row.unseen + len(row_guesses) for row, row_guesses in fed)
+        # A plain step ends before its tokens are computed, so the next one shows how long it takes.
+        observed &= guesses is not None or self._drawn is not None
         tokens = self._plain() if guesses is None else self._wide(guesses)
         self._ended_at = perf_counter()
-        if self._observe is not None and began_at - last < _PAUSE_S:
-            self._observe(rows, width, self._ended_at - last - self._drafted_s)
+        if self._observe is not None and observed:
+            self._observe(rows, width, self._ended_at - since - self._drafted_s)
         return tokens
 
     @property

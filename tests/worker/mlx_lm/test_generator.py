@@ -12,6 +12,7 @@ from mlx_lm.generate import BatchGenerator
 
 from tests.support import shapes
 from worker.load.loading import load
+from worker.mlx_lm import rows
 from worker.mlx_lm.generator import Generator, NewRow, Tap
 
 FIRST = 10
@@ -40,23 +41,23 @@ def test_every_row_gets_what_was_sampled_for_it(seed: int, model: Any) -> None:
     """Whoever comes and leaves meanwhile."""
     chance = random.Random(seed)
     generator, calls = _numbered(model)
-    rows: set[int] = set()
+    numbers: set[int] = set()
     finished = removed = 0
     for step in range(60):
         for _ in range(chance.choice((0, 0, 1, 2, 5)) if step < 40 else 0):
             prompt = [1] * chance.choice((1, 1, 2, 6, 7, 8, 9, 15, 40))
-            rows.add(generator.insert(NewRow([prompt], chance.choice((1, 2, 9, 20)))))
-        if rows and chance.random() < 0.3:
-            gone = chance.sample(sorted(rows), min(len(rows), chance.randrange(1, 3)))
+            numbers.add(generator.insert(NewRow([prompt], chance.choice((1, 2, 9, 20)))))
+        if numbers and chance.random() < 0.3:
+            gone = chance.sample(sorted(numbers), min(len(numbers), chance.randrange(1, 3)))
             generator.remove(gone)
-            rows -= set(gone)
+            numbers -= set(gone)
             removed += len(gone)
         for response in generator.step(7).tokens:
             assert response.token == FIRST + response.uid
             if response.finish_reason is not None:
-                rows.remove(response.uid)
+                numbers.remove(response.uid)
                 finished += 1
-        assert set(generator.places()) <= rows
+        assert set(generator.places()) <= numbers
     assert finished > 5
     assert removed > 3
     assert max(calls) >= 6
@@ -135,6 +136,71 @@ def test_a_step_behind_a_prompt_is_not_observed(model: Any) -> None:
     for _ in range(6):
         generator.step(20)
     assert not observed, "each of these steps followed a part of a prompt"
+    generator.close()
+
+
+class _Checker:
+    """Greedy, for one row."""
+
+    def __init__(self) -> None:
+        self._guesses: list[int] = []
+
+    def __call__(self, logprobs: mx.array) -> mx.array:
+        return _greedy(logprobs)
+
+    def possible(self, _row: int, guesses: list[int]) -> list[int]:
+        return guesses
+
+    def check(self, logprobs: mx.array, _logits: mx.array, rows: Any) -> mx.array:
+        self._guesses = list(rows[0].guesses)
+        return _greedy(logprobs)
+
+    def accept(self, drawn: list[int]) -> list[int]:
+        right = [one == other for one, other in zip(self._guesses, drawn, strict=False)]
+        return [right.index(False) if False in right else len(right)]
+
+
+class _WhenTold:
+    """Guesses one token if told to."""
+
+    told = False
+
+    def is_likely(self, _rows: Any) -> bool:
+        return self.told
+
+    def guess(self, _rows: Any, _first: Any, _most: Any, _draft: Any) -> list[list[int]]:
+        return [[1] if self.told else []]
+
+    def record(self, _row: int, _token: int) -> None:
+        """It learns nothing."""
+
+
+def test_a_plain_step_behind_guesses_is_not_observed(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends before its own tokens are computed, and would seem to take no time."""
+    # Else a busy machine would make pauses of its own.
+    monkeypatch.setattr(rows, "_PAUSE_S", 60.0)
+    widths: list[int] = []
+    guesser, checker = _WhenTold(), _Checker()
+    generator = Generator(
+        Tap(model),
+        checker,
+        rows=8,
+        prompts=8,
+        guesser=guesser,
+        observe=lambda _rows, width, _seconds: widths.append(width),
+    )
+    generator.insert(NewRow([PROMPTS[0]], 100))
+    while not generator.step(100).tokens:
+        pass
+    seen = []
+    for told in (False, False, True, True, False, False):
+        guesser.told = told
+        before = len(widths)
+        generator.step()
+        seen.append(widths[before:])
+    assert seen == [[], [1], [2], [2], [], [1]]
     generator.close()
 
 
