@@ -103,8 +103,9 @@ def make_copying_model(folder: Path, sizes: dict[str, int] = COPYING, bits: int 
     if mixed:
         # Without it each token would go to the same experts, and few weights would be read.
         shape = sizes["num_experts"], sizes["hidden_size"]
+        keys = mx.random.split(mx.random.key(0), sizes["num_hidden_layers"])
         for number in range(sizes["num_hidden_layers"]):
-            router = mx.random.normal(shape, kind)
+            router = mx.random.normal(shape, kind, key=keys[number])
             weights[f"model.layers.{number}.mlp.gate.weight"] = router
     model.load_weights(list(weights.items()), strict=False)
     if bits < 16:

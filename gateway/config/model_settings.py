@@ -104,7 +104,7 @@ class ModelSettings(Section, frozen=True):
         count(
             "Sequences in the batch. Further sequences wait.",
             example=32,
-            unset="as many as don't make the batch slower",
+            unset="as many as make the batch faster",
         ),
     ] = None
     context_tokens: Annotated[

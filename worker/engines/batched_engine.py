@@ -22,8 +22,9 @@ from worker.engines.row import SequenceRow
 from worker.engines.row_batch import AHEAD_TOKENS, PREFILL_ROWS, PictureContext, RowBatch, sizes_of
 from worker.engines.row_computer import EngineStatistics, RowComputer
 from worker.engines.sequence import BrokenSequence, EngineNeed, Sequence, Token
-from worker.guesses.costs import MOST_ROWS, StepCosts, most_rows
+from worker.guesses.costs import StepCosts
 from worker.guesses.guesser import Shares
+from worker.guesses.row_rates import MOST_ROWS
 from worker.mlx_lm.batching_trial import takes_groups
 from worker.mlx_lm.caches import takes_padding, takes_padding_again
 from worker.mlx_lm.generator import Generator, MakeGenerator
@@ -73,8 +74,8 @@ class BatchedEngine(QueuedEngine):
         vision: Vision | None = None,
         groups: bool | None = None,
     ) -> None:
-        """At most `max_concurrency` rows are in the batches; None: as many as don't make the
-        batches slower. A chunk of prompts may hold up rows that decode for about `stall_s` seconds.
+        """At most `max_concurrency` rows are in the batches; None: as many as make the
+        batches faster. A chunk of prompts may hold up rows that decode for about `stall_s` seconds.
         With several ranks `make_generator` makes generators that compute in the other ranks, too.
         Without `guesses` the `draft` guesses nothing either. `vision` is the model if it looks at
         pictures. `groups`: rows may be in several groups; None: this is tried.
@@ -120,7 +121,7 @@ class BatchedEngine(QueuedEngine):
 
     @property
     def most_rows(self) -> int:
-        return self._configured_rows or most_rows(self.step_costs)
+        return self._configured_rows or self.step_costs.rates.most_rows()
 
     @property
     def short(self) -> bool:

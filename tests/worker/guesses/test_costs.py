@@ -116,17 +116,6 @@ def test_another_worker_knows_what_was_measured() -> None:
     assert later.ratio(4, 16) == costs.ratio(4, 16)
 
 
-def test_the_gain_is_that_in_tokens_a_second_over_half_the_rows() -> None:
-    costs = StepCosts()
-    _observe(costs, 4, 1, 0.8, 0.8, 0.8)
-    assert (costs.gain(4), costs.gain(8)) == (None, None)
-    _observe(costs, 2, 1, 0.5, 0.5)
-    assert costs.gain(4) is None, "two steps prove nothing"
-    costs.observe(2, 1, 0.5)
-    assert costs.gain(4) == pytest.approx(1.25)
-    assert costs.gain(2) is None
-
-
 def test_every_further_token_is_hoped_to_cost_a_part_of_the_first() -> None:
     assert hoped_ratio(1) == 1.0
     more = hoped_ratio(2) - 1.0

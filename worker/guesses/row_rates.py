@@ -1,0 +1,77 @@
+"""Tokens a second by the number of rows of a batch, and how many rows pay."""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+from typing import Final
+
+# The rows of a batch before anything was measured, and the most rows that are tried.
+_FIRST_ROWS: Final = 32
+MOST_ROWS: Final = 256
+# A rate is the median of so many steps, and of this many at least. Steps that are older than so
+# many others don't count beside new ones: other work on the machine changes the speed.
+_STEPS: Final = 16
+_ENOUGH: Final = 3
+_FRESH_STEPS: Final = 500
+
+
+class RowRates:
+    """The rates of steps with one token a row. Nearly as many rows share a rate."""
+
+    def __init__(self) -> None:
+        self._rates: dict[int, deque[float]] = {}
+        # The number of the last step of so many rows, and the number of all steps.
+        self._last: dict[int, int] = {}
+        self._steps = 0
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """Note a step of so many rows."""
+        self._note(rows, seconds)
+
+    def know(self, rows: int, seconds: float) -> None:
+        """Begin with the seconds of a step that another worker measured for this model."""
+        self._note(rows, *[seconds] * _ENOUGH)
+
+    def most_rows(self) -> int:
+        """The most rows that pay. The number is doubled as long as this makes more tokens a second.
+        A doubling that was not measured is tried, and so is one that made fewer long ago.
+        """
+        rows = _FIRST_ROWS
+        while rows < MOST_ROWS:
+            gain = self._gain(2 * rows)
+            if gain is None:
+                before = self._gain(rows)
+                return rows if before is None or before <= 1.0 else 2 * rows
+            if gain <= 1.0 and self._is_fresh(2 * rows):
+                return rows
+            rows *= 2
+        return rows
+
+    def _gain(self, rows: int) -> float | None:
+        """The tokens a second with so many rows, divided by those with half as many rows. None: one
+        of the two was not measured.
+        """
+        half, all_ = (self._rates.get(count, ()) for count in (rows // 2, rows))
+        if min(len(half), len(all_)) < _ENOUGH:
+            return None
+        return median(all_) / median(half)
+
+    def _is_fresh(self, rows: int) -> bool:
+        return self._steps - self._last.get(rows, -_FRESH_STEPS) < _FRESH_STEPS
+
+    def _note(self, rows: int, *seconds: float) -> None:
+        size = shared_rows(rows)
+        rates = self._rates.setdefault(size, deque(maxlen=_STEPS))
+        if not self._is_fresh(size):
+            rates.clear()
+        rates.extend(rows / number for number in seconds)
+        self._steps += len(seconds)
+        self._last[size] = self._steps
+
+
+def shared_rows(rows: int) -> int:
+    """The number that stands for so many rows and nearly as many: the power of two at or above
+    them.
+    """
+    return 1 << max(rows - 1, 0).bit_length()
