@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -277,14 +279,11 @@ def _without_kernels(folder: Path) -> Iterator[None]:
 
 def _card() -> str:
     """The name of the card, and its driver."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0))
-        return f"{name}, driver {pynvml.nvmlSystemGetDriverVersion()}"
-    except pynvml.NVMLError:
+    program = shutil.which("nvidia-smi")
+    if program is None:
         return "no NVIDIA card"
+    query = [program, "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    return subprocess.run(query, capture_output=True, check=True, text=True).stdout.strip()
 
 
 def _build_small(folder: Path) -> None:
