@@ -218,6 +218,15 @@ def test_rows_of_one_length_need_no_mask(window: int | None) -> None:
     assert Batch(window, [tokens.make(3), tokens.make(3)]).lengths.mask(4) == "causal"
 
 
+@pytest.mark.parametrize("length", [3, CACHE_STEP_TOKENS, 21])
+def test_slots_are_whole_steps_in_each_step(length: int) -> None:
+    tokens = Tokens(5)
+    batch = Batch(None, [tokens.make(length)])
+    for _ in range(2 * CACHE_STEP_TOKENS):
+        batch.step([tokens.make(1)], [1])
+        assert batch.caches[0].keys.shape[2] % CACHE_STEP_TOKENS == 0
+
+
 def test_a_mask_may_be_wanted_as_an_array() -> None:
     tokens = Tokens(2)
     batch = Batch(None, [tokens.make(5), tokens.make(5)])
