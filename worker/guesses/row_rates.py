@@ -30,11 +30,11 @@ class RowRates:
 
     def observe(self, rows: int, seconds: float) -> None:
         """Note a step of so many rows."""
-        self._note(rows, seconds)
+        self._record(rows, seconds)
 
     def know(self, rows: int, seconds: float) -> None:
         """Begin with the seconds of a step that another worker measured for this model."""
-        self._note(rows, *[seconds] * _ENOUGH)
+        self._record(rows, *[seconds] * _ENOUGH)
 
     def most_rows(self) -> int:
         """The most rows that pay. The number is doubled until a doubling clearly makes fewer tokens
@@ -66,7 +66,7 @@ class RowRates:
     def _is_fresh(self, rows: int) -> bool:
         return self._steps - self._last.get(rows, -_FRESH_STEPS) < _FRESH_STEPS
 
-    def _note(self, rows: int, *seconds: float) -> None:
+    def _record(self, rows: int, *seconds: float) -> None:
         size = shared_rows(rows)
         rates = self._rates.setdefault(size, deque(maxlen=_STEPS))
         if not self._is_fresh(size):
