@@ -409,26 +409,20 @@ class DecodingRows:
         chosen = flat if len(places) == flat.shape[0] else flat[mx.array(places)]
         firsts = [row.length - row.unseen for row in rows]
         right, following = self._check(chosen, guesses)
-        self._record_states(
-            states,
-            firsts,
-            [
-                length - len(row_guesses) + count
-                for length, row_guesses, count in zip(lengths, guesses, right, strict=True)
-            ],
-        )
-        self._forget_wrong(state, lengths, guesses, right)
+        wrong = [
+            len(row_guesses) - count for row_guesses, count in zip(guesses, right, strict=True)
+        ]
+        seen = [length - gone for length, gone in zip(lengths, wrong, strict=True)]
+        self._record_states(states, firsts, seen)
+        self._forget_wrong(state, seen, wrong, right)
         given = [
             [row.tokens[-1 - count], *row.tokens[len(row.tokens) - count :]] if was_valid else []
             for row, count, was_valid in zip(rows, right, valid_before, strict=True)
         ]
-        rejected = [
-            len(row_guesses) - count for row_guesses, count in zip(guesses, right, strict=True)
-        ]
         for row, token in zip(rows, following, strict=True):
             row.tokens.append(token)
             row.unseen += 1
-        return self._give(given, rejected)
+        return self._give(given, wrong)
 
     def _check(self, logits: mx.array, guesses: list[list[int]]) -> tuple[list[int], list[int]]:
         """How many guesses of each row are right, and the token that follows these. Adds the right
@@ -472,26 +466,20 @@ class DecodingRows:
         return right, following
 
     def _forget_wrong(
-        self,
-        state: _RecurrentState | None,
-        lengths: list[int],
-        guesses: list[list[int]],
-        right: list[int],
+        self, state: _RecurrentState | None, seen: list[int], wrong: list[int], right: list[int]
     ) -> None:
-        """Have the caches forget the tokens after a wrong guess. A recurrent state can't forget
-        single tokens. So the state from before the step is restored, and the next step computes the
-        right tokens of that row again.
+        """Have the caches forget the tokens after a wrong guess: the first `seen` of each row stay.
+        `wrong` and `right` count its guesses. A recurrent state can't forget single tokens. So the
+        state from before the step is restored, and the next step computes the right tokens of that
+        row again.
         """
-        wrong = [
-            len(row_guesses) - count for row_guesses, count in zip(guesses, right, strict=True)
-        ]
         if state is None or not any(wrong):
-            self._advance([length - gone for length, gone in zip(lengths, wrong, strict=True)])
+            self._advance(seen)
             for row in self._rows:
                 row.unseen = 0
             return
         state.restore([gone > 0 for gone in wrong])
-        self._advance([0 if gone else length for length, gone in zip(lengths, wrong, strict=True)])
+        self._advance([0 if gone else tokens for tokens, gone in zip(seen, wrong, strict=True)])
         for row, gone, count in zip(self._rows, wrong, right, strict=True):
             row.unseen = row.unseen + count if gone else 0
 
