@@ -93,29 +93,49 @@ class RowBatch:
         return self._rows.values()
 
     def takes(self, tokens: int) -> bool:
-        """Whether a sequence that has `tokens` tokens to compute may join now.
+        """Whether a sequence that has `tokens` tokens to compute may join now."""
+        if self._has_most_prompts or self._would_split:
+            return False
+        return self._fits_chunk(tokens) or not self._fills_chunks(tokens)
 
-        mlx-lm computes a bounded number of prompts at a time. While a row has only the last token
-        of its prompt left, no sequence may join. mlx-lm would merge the sequence with that row, and
-        split both into two groups in the next step. Each group costs a copy of the batch.
+    @property
+    def _has_most_prompts(self) -> bool:
+        """Whether no more prompts may be computed at a time."""
+        return self._running_prompts >= self._prompts
 
-        Prompts that one chunk takes are computed together: each group of rows that joins the rows
-        that decode costs two steps, and a copy of their caches.
-
-        All rows in prefill share a chunk, and a chunk reads the caches of each of these rows. So no
-        sequence may join while these rows have enough tokens left to fill chunks. A row with many
-        more tokens left than the new sequence doesn't count: the sequence must not wait for it.
+    @property
+    def _would_split(self) -> bool:
+        """Whether a row has only the last token of its prompt left: mlx-lm would merge a sequence
+        with this row, and split both in the next step, and each part costs a copy of the batch.
         """
-        prompts = len(self._prefilling) + len(self._lone)
-        if prompts >= self._prompts or self._at_end:
-            return False
-        left_tokens = [row.tokens - row.seen_tokens for row in self._together]
-        if self._pace.fits_chunk(prompts + 1, max([tokens, *left_tokens])):
+        return bool(self._at_end)
+
+    def _fits_chunk(self, tokens: int) -> bool:
+        """Whether one chunk takes all prompts and one of `tokens` tokens. Such prompts are computed
+        together, since each group that joins the rows that decode costs two steps and a copy of
+        their caches.
+        """
+        longest_tokens = max([tokens, *self._left_tokens])
+        return self._pace.fits_chunk(self._running_prompts + 1, longest_tokens)
+
+    def _fills_chunks(self, tokens: int) -> bool:
+        """Whether the rows in prefill fill chunks, which read the caches of each of these rows. A
+        row with many more than `tokens` tokens left doesn't count: the sequence must not wait for
+        it.
+        """
+        if self._running_prompts >= _ROWS_OF_CHUNKS:
             return True
-        if prompts >= _ROWS_OF_CHUNKS:
-            return False
         limit_tokens = _MUCH_LONGER * tokens
-        return sum(left for left in left_tokens if left <= limit_tokens) < _ENOUGH_TOKENS
+        return sum(left for left in self._left_tokens if left <= limit_tokens) >= _ENOUGH_TOKENS
+
+    @property
+    def _running_prompts(self) -> int:
+        return len(self._prefilling) + len(self._lone)
+
+    @property
+    def _left_tokens(self) -> list[int]:
+        """The tokens that are left of each prompt that mlx-lm computes."""
+        return [row.tokens - row.seen_tokens for row in self._together]
 
     def prefills_beyond(self, tokens: int) -> bool:
         """Whether a row in prefill has seen many more than `tokens` tokens. A sequence of `tokens`
@@ -131,7 +151,7 @@ class RowBatch:
 
     @property
     def decodes(self) -> bool:
-        return len(self._rows) > len(self._prefilling) + len(self._lone)
+        return len(self._rows) > self._running_prompts
 
     def sizes(
         self, joining: Iterable[int] = (), length: Callable[[SequenceRow], int] | None = None

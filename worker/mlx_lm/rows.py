@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Final
 
@@ -21,30 +20,10 @@ from worker.mlx_lm.caches import leaves_of
 from worker.mlx_lm.decoding_row import DecodingRow, RowCaches, RowToken
 from worker.mlx_lm.drafting import DraftedRow, Drafting
 from worker.mlx_lm.guessing import DRAFTED, Checker, Drafter, Guesser, ObserveStep, RowGuesses
+from worker.mlx_lm.recurrent_states import RecurrentStates
 from worker.mlx_lm.row_caches import RowsCache, rows_caches
 from worker.mlx_lm.row_groups import ONE_GROUP, Grouping, GroupSize, RowGroup, caches_of_step
 from worker.mlx_lm.step_watch import DrawnTokens, are_valid, watch
-
-
-@dataclass(eq=False)
-class _RecurrentState:
-    """The recurrent state of each layer before a step."""
-
-    caches: list[ArraysCache]
-    arrays: list[list[mx.array]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.arrays = [list(cache.cache) for cache in self.caches]
-
-    def restore(self, rows: list[bool]) -> None:
-        """Give the chosen rows their state from before the step."""
-        chosen = mx.array(rows)
-        for cache, arrays in zip(self.caches, self.arrays, strict=True):
-            cache.cache = [
-                mx.where(chosen.reshape(-1, *[1] * (now.ndim - 1)), before, now)
-                for before, now in zip(arrays, cache.cache, strict=True)
-            ]
-
 
 # A pause that is longer than this, in seconds, is not a part of the next step.
 _PAUSE_S: Final = 0.02
@@ -393,13 +372,12 @@ class DecodingRows:
         ]
         lengths = [len(tokens) for tokens in fed]
         width = max(lengths)
-        state = self._recurrent(lengths)
+        recurrent = RecurrentStates.before(self.prompt_cache, lengths)
         logits, states = self._forward(
             mx.array([tokens + [0] * (width - len(tokens)) for tokens in fed])
         )
-        if state is not None and min(lengths) < width:
-            for cache in state.caches:
-                cache.finalize()
+        if recurrent is not None and min(lengths) < width:
+            recurrent.finalize()
         flat = logits.reshape(-1, logits.shape[-1])
         places = [
             index * width + place
@@ -409,26 +387,20 @@ class DecodingRows:
         chosen = flat if len(places) == flat.shape[0] else flat[mx.array(places)]
         firsts = [row.length - row.unseen for row in rows]
         right, following = self._check(chosen, guesses)
-        self._record_states(
-            states,
-            firsts,
-            [
-                length - len(row_guesses) + count
-                for length, row_guesses, count in zip(lengths, guesses, right, strict=True)
-            ],
-        )
-        self._forget_wrong(state, lengths, guesses, right)
+        wrong = [
+            len(row_guesses) - count for row_guesses, count in zip(guesses, right, strict=True)
+        ]
+        seen = [length - gone for length, gone in zip(lengths, wrong, strict=True)]
+        self._record_states(states, firsts, seen)
+        self._forget_wrong(recurrent, seen, wrong, right)
         given = [
             [row.tokens[-1 - count], *row.tokens[len(row.tokens) - count :]] if was_valid else []
             for row, count, was_valid in zip(rows, right, valid_before, strict=True)
         ]
-        rejected = [
-            len(row_guesses) - count for row_guesses, count in zip(guesses, right, strict=True)
-        ]
         for row, token in zip(rows, following, strict=True):
             row.tokens.append(token)
             row.unseen += 1
-        return self._give(given, rejected)
+        return self._give(given, wrong)
 
     def _check(self, logits: mx.array, guesses: list[list[int]]) -> tuple[list[int], list[int]]:
         """How many guesses of each row are right, and the token that follows these. Adds the right
@@ -472,26 +444,20 @@ class DecodingRows:
         return right, following
 
     def _forget_wrong(
-        self,
-        state: _RecurrentState | None,
-        lengths: list[int],
-        guesses: list[list[int]],
-        right: list[int],
+        self, recurrent: RecurrentStates | None, seen: list[int], wrong: list[int], right: list[int]
     ) -> None:
-        """Have the caches forget the tokens after a wrong guess. A recurrent state can't forget
-        single tokens. So the state from before the step is restored, and the next step computes the
-        right tokens of that row again.
+        """Have the caches forget the tokens after a wrong guess: the first `seen` of each row stay.
+        `wrong` and `right` count its guesses. A recurrent state can't forget single tokens. So the
+        state from before the step is restored, and the next step computes the right tokens of that
+        row again.
         """
-        wrong = [
-            len(row_guesses) - count for row_guesses, count in zip(guesses, right, strict=True)
-        ]
-        if state is None or not any(wrong):
-            self._advance([length - gone for length, gone in zip(lengths, wrong, strict=True)])
+        if recurrent is None or not any(wrong):
+            self._advance(seen)
             for row in self._rows:
                 row.unseen = 0
             return
-        state.restore([gone > 0 for gone in wrong])
-        self._advance([0 if gone else length for length, gone in zip(lengths, wrong, strict=True)])
+        recurrent.restore([gone > 0 for gone in wrong])
+        self._advance([0 if gone else tokens for tokens, gone in zip(seen, wrong, strict=True)])
         for row, gone, count in zip(self._rows, wrong, right, strict=True):
             row.unseen = row.unseen + count if gone else 0
 
@@ -547,18 +513,6 @@ class DecodingRows:
         left = iter(tokens)
         for group in self._groups:
             group.advance([next(left) for _ in group.places])
-
-    def _recurrent(self, lengths: list[int]) -> _RecurrentState | None:
-        """The recurrent states before a step in which each row has so many tokens; None: there are
-        none.
-        """
-        caches = [leaf for leaf in leaves_of(self.prompt_cache) if isinstance(leaf, ArraysCache)]
-        if not caches:
-            return None
-        if min(lengths) < max(lengths):
-            for cache in caches:
-                cache.prepare(lengths=lengths)
-        return _RecurrentState(caches)
 
 
 def _logprobs(logits: mx.array) -> mx.array:

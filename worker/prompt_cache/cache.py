@@ -16,7 +16,8 @@ from mlx.utils import tree_flatten
 from protocol.life import MOST_CACHE_FAILURES, CacheQuarantined
 from protocol.message_base import pack
 from protocol.prompt_store.payloads import Entry
-from worker.prompt_cache.blocks import Block, Cutter, LruBlocks, Span
+from worker.prompt_cache.blocks import Block, Cutter, Span
+from worker.prompt_cache.cached_blocks import CachedBlock, CachedBlocks
 from worker.prompt_cache.digests import digest
 from worker.prompt_cache.disk import (
     Disk,
@@ -29,8 +30,7 @@ from worker.prompt_cache.disk import (
 )
 from worker.prompt_cache.found import FoundPrompts
 from worker.prompt_cache.path import BLOCK_TOKENS, Path, snapshot_key, usable_depth
-from worker.prompt_cache.quarantine import CachedBlock, following, parents_of, source_of
-from worker.prompt_cache.snapshots import Snapshots, superfluous
+from worker.prompt_cache.quarantine import following, parents_of, source_of
 from worker.prompt_cache.valid_blocks import ValidBlocks, is_finite
 
 logger = logging.getLogger("worker")
@@ -45,9 +45,6 @@ _LEAST_LATE_S: Final = 2.0
 # A snapshot in the middle of a message goes to disk if at least so many blocks lie between it and
 # the last one there.
 _LEAST_STORED_BLOCKS: Final = 32
-# When memory is short, inner snapshots are dropped down to this share. Without its last snapshot a
-# path loses all its blocks behind the snapshot before.
-_INNER_SHARE: Final = 1 / 8
 # The most bytes of a result that is remembered, such as what a model sees in the pictures of a
 # request.
 _MOST_REMEMBERED_BYTES: Final = 64_000_000
@@ -127,13 +124,12 @@ class PromptCache:
         self._cutter = cutter
         self._disk = disk
         self._report = report
-        self._blocks: LruBlocks[CachedBlock] = LruBlocks()
+        self._blocks = CachedBlocks(needs_snapshots=cutter.needs_snapshots)
         # The keys of blocks in quarantine. On disk another process may still find them for a
         # moment.
         self._quarantined: set[bytes] = set()
         # The parents of blocks that are being read.
         self._parents: dict[bytes, bytes] = {}
-        self._snapshots = Snapshots()
         self._valid = ValidBlocks(self._blocks.__contains__)
         self._coming: dict[str, _PendingRead] = {}
         # The last late read. The disk counts as hung until this read ends.
@@ -197,15 +193,11 @@ class PromptCache:
 
     def depth(self, path: Path, tokens: int) -> int:
         """How many blocks of a sequence with `tokens` tokens could be taken from memory now."""
-        keys = path.keys[: usable_depth(tokens)]
-        depth = self._blocks.depth(keys)
-        if self.needs_snapshots:
-            return self._deepest(keys, depth)
-        return depth
+        return self._blocks.depth(path.keys[: usable_depth(tokens)])
 
     def path_bytes(self, path: Path) -> int:
         """The bytes in memory of a path's blocks and of its deepest snapshot."""
-        return self._blocks.bytes_of(self._beginning(path))
+        return self._blocks.bytes_of(self._blocks.beginning(path))
 
     def restore(self, path: Path, tokens: int) -> RestoredCaches | None:
         """Caches that have seen the beginning of a sequence, from blocks in memory; None: there are
@@ -214,17 +206,12 @@ class PromptCache:
         depth = self.depth(path, tokens)
         if depth < self._stored_depth(path, tokens):
             self.speeds.count(read=False)
-        keys = path.keys[:depth]
-        snapshot = None
         if self.needs_snapshots:
-            key = snapshot_key(keys[-1]) if keys else None
-            self._snapshots.resume(key)
-            snapshot = None if key is None else self._blocks.get(key).block
-        if not keys:
+            key = snapshot_key(path.keys[depth - 1]) if depth else None
+            self._blocks.snapshots.resume(key)
+        if (caches := self.join(path, depth)) is None:
             return None
-        blocks = [self._blocks.get(block_key).block for block_key in keys]
-        caches = self._cutter.join(blocks, snapshot)
-        self._use(path.to_depth(depth))
+        self._blocks.use_path(path.to_depth(depth))
         return RestoredCaches(caches, depth * BLOCK_TOKENS)
 
     def fetch(self, request_id: str, path: Path, tokens: int, room_bytes: int) -> bool:
@@ -238,7 +225,7 @@ class PromptCache:
         disk, keys = self._disk, self._worth_reading(path, tokens, room_bytes)
         if disk is None or not keys:
             return False
-        self._use(path.to_depth(self._stored_depth(path, tokens)))
+        self._blocks.use_path(path.to_depth(self._stored_depth(path, tokens)))
         self.speeds.count(read=True)
         bytes_ = len(keys) * self.block_bytes
         # The disk reads blocks for other requests first.
@@ -358,7 +345,7 @@ class PromptCache:
         for row, span, blocks in zip(rows, spans, self._cutter.cut_all(spans), strict=True):
             for depth, block in enumerate(blocks, start=span.first):
                 self._put(row.path, depth, row.path.keys[depth], block, row.token_ids)
-            self._use(row.path)
+            self._blocks.use_path(row.path)
         disk = None if self.rehearses else self._disk
         if disk is not None and (news := self.speeds.changed_speeds()) is not None:
             disk.write_speeds(news)
@@ -372,30 +359,21 @@ class PromptCache:
         key = snapshot_key(path.keys[-1])
         if key not in self._blocks:
             self._put_block(key, self._cutter.snapshot(caches, row), path.keys[-1])
-        self._use(path)
+        self._blocks.use_path(path)
         if self._is_to_be_stored(path, key):
             self._want_stored(key, _PendingBlock(path.keys[-1], b"", "snapshot"))
-            self._snapshots.mark_stored(key)
-        snapshots = self._snapshots_of(path.keys)
-        spared = {
-            depth
-            for depth, snapshot in snapshots.items()
-            if self._snapshots.is_at_message(snapshot)
-        }
-        for depth in superfluous(list(snapshots), spared):
-            self._drop_snapshot(snapshots[depth])
+            self._blocks.snapshots.mark_stored(key)
+        self._blocks.drop_superfluous(path)
 
     def _is_to_be_stored(self, path: Path, key: bytes) -> bool:
         """Whether the snapshot at the end of `path` goes to disk. The snapshot at the last boundary
         does, and another one if the blocks since the last one there have as many bytes as itself.
         """
-        depth = len(path.keys)
+        depth, is_stored = len(path.keys), self._blocks.snapshots.is_stored
         if depth in path.boundaries[-1:]:
-            return not self._snapshots.is_stored(key)
-        snapshots = self._snapshots_of(path.keys)
-        stored = [
-            place for place, snapshot in snapshots.items() if self._snapshots.is_stored(snapshot)
-        ]
+            return not is_stored(key)
+        snapshots = self._blocks.snapshots_of(path.keys)
+        stored = [place for place, snapshot in snapshots.items() if is_stored(snapshot)]
         blocks = depth - max([*stored, *path.stored_snapshots], default=0)
         enough_bytes = self._blocks.bytes_of([key]) if self.block_bytes else 0
         if blocks * self.block_bytes < enough_bytes:
@@ -454,9 +432,9 @@ class PromptCache:
         While inner snapshots take more than their share, the one whose loss costs least is dropped
         first. Then the least recently used blocks and snapshots are dropped.
         """
-        spared = frozenset[bytes]().union(*map(self._beginning, paths))
+        spared = frozenset[bytes]().union(*map(self._blocks.beginning, paths))
         before_bytes = self._blocks.bytes_
-        self._thin(max(0, most_bytes), spared)
+        self._blocks.thin(max(0, most_bytes), spared)
         self._blocks.shrink(max(0, most_bytes), spared)
         gone_bytes = before_bytes - self._blocks.bytes_
         self.refused_bytes += gone_bytes
@@ -488,26 +466,22 @@ class PromptCache:
 
     def snapshot_depths(self, path: Path) -> list[int] | None:
         """The depths of the path's snapshots in memory; None: its caches need no snapshots."""
-        return list(self._snapshots_of(path.keys)) if self.needs_snapshots else None
+        return list(self._blocks.snapshots_of(path.keys)) if self.needs_snapshots else None
 
     def join(self, path: Path, depth: int) -> list[Any] | None:
         """Caches that have seen the first `depth` blocks of a path; None: they aren't in memory."""
         keys = path.keys[:depth]
-        if self._blocks.depth(keys) < depth or not depth:
+        if not keys or self._blocks.depth(keys) < depth:
             return None
         blocks = [self._blocks.get(key).block for key in keys]
-        if not self.needs_snapshots:
-            return self._cutter.join(blocks, None)
-        key = snapshot_key(keys[-1])
-        return (
-            self._cutter.join(blocks, self._blocks.get(key).block) if key in self._blocks else None
-        )
+        snapshot = self._blocks.get(snapshot_key(keys[-1])).block if self.needs_snapshots else None
+        return self._cutter.join(blocks, snapshot)
 
     def drop(self, path: Path) -> None:
         """Drop the blocks and snapshots of a path from memory."""
         for key in (*path.keys, *map(snapshot_key, path.keys)):
             if key in self._blocks:
-                self._drop(key)
+                self._blocks.drop(key)
 
     def parent(self, key: bytes) -> bytes | None:
         """The key of the block before a block; None: memory has no such block."""
@@ -551,7 +525,7 @@ class PromptCache:
             why=why,
         )
         for key in in_memory:
-            self._drop(key)
+            self._blocks.drop(key)
         self._quarantined |= keys | in_memory
         self._owed = {key: owed for key, owed in self._owed.items() if key not in self._quarantined}
         self._unstored = [
@@ -632,57 +606,3 @@ class PromptCache:
                 self._unstored.append(_UnstoredBlock(entry, payload))
                 self._unstored_bytes += payload.nbytes
             del self._owed[key]
-
-    def _thin(self, most_bytes: int, spared: frozenset[bytes]) -> None:
-        """Drop the inner snapshots whose loss costs least, but none in `spared`, until at most
-        `most_bytes` are left or inner snapshots have their share.
-        """
-        for gone in [key for key in self._snapshots if key not in self._blocks]:
-            self._snapshots.drop(gone)
-        inner_bytes = self._blocks.bytes_of(self._snapshots.inner)
-        while self._blocks.bytes_ > most_bytes and inner_bytes > _INNER_SHARE * most_bytes:
-            key = self._snapshots.least(spared)
-            if key is None:
-                return
-            inner_bytes -= self._drop_snapshot(key)
-
-    def _drop(self, key: bytes) -> None:
-        if key in self._snapshots:
-            self._snapshots.drop(key)
-        self._blocks.drop(key)
-
-    def _drop_snapshot(self, key: bytes) -> int:
-        self._snapshots.drop(key)
-        return self._blocks.drop(key)
-
-    def _use(self, path: Path) -> None:
-        if self.needs_snapshots:
-            snapshots = self._snapshots_of(path.keys)
-            self._snapshots.use(list(snapshots.items()), len(path.keys), path.boundaries)
-            self._blocks.use(
-                key for block_key in path.keys for key in (block_key, snapshot_key(block_key))
-            )
-        else:
-            self._blocks.use(path.keys)
-
-    def _snapshots_of(self, keys: Sequence[bytes]) -> dict[int, bytes]:
-        """The snapshots in memory at the ends of these blocks, by their depths."""
-        keys_by_depth = ((depth, snapshot_key(key)) for depth, key in enumerate(keys, start=1))
-        return {depth: key for depth, key in keys_by_depth if key in self._blocks}
-
-    def _beginning(self, path: Path) -> frozenset[bytes]:
-        """The keys of a path's blocks, and the key of its deepest snapshot in memory."""
-        deepest = self._deepest(path.keys, len(path.keys)) if self.needs_snapshots else 0
-        snapshots = [snapshot_key(path.keys[deepest - 1])] if deepest else []
-        return frozenset([*path.keys, *snapshots])
-
-    def _deepest(self, keys: Sequence[bytes], depth: int) -> int:
-        """The greatest depth, up to `depth`, at which memory has a snapshot; 0: there is none."""
-        return next(
-            (
-                index
-                for index in range(depth, 0, -1)
-                if snapshot_key(keys[index - 1]) in self._blocks
-            ),
-            0,
-        )

@@ -3,19 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import NamedTuple
 
 from worker.prompt_cache.blocks import Block
 from worker.prompt_cache.path import Path, snapshot_key
-
-
-class CachedBlock(NamedTuple):
-    """A block or snapshot in memory. The block before it has the key `parent`; that of a snapshot
-    is the block at whose end it is.
-    """
-
-    block: Block
-    parent: bytes
 
 
 def parents_of(path: Path) -> dict[bytes, bytes]:

@@ -10,7 +10,7 @@ A path is the row of a prompt's blocks. Depths are in blocks, from the beginning
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -69,8 +69,8 @@ class Snapshots:
         self._snapshots: dict[bytes, _Snapshot] = {}
         self._requests = 0
 
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(self._snapshots)
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._snapshots
 
     def resume(self, key: bytes | None) -> None:
         """Note that a request goes on from this snapshot; None: it begins without a snapshot."""

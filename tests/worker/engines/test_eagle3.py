@@ -12,6 +12,7 @@ from typing import Any, Literal
 import mlx.core as mx
 import pytest
 
+from tests.support.drafted_answers import made_with, texts
 from tests.support.eagles import (
     CIRCLE,
     FIRST,
@@ -26,11 +27,9 @@ from tests.support.eagles import (
 from tests.support.own_heads import OwnHead, write
 from tests.support.vlm_architectures import TINY_VLM
 from tests.support.vlm_folders import write_vlm
-from worker.engines.batched_engine import BatchedEngine
 from worker.engines.decoding import Caches
-from worker.engines.room import NO_CACHES, CacheRoom
-from worker.engines.row_computer import make_draft, sizes_with
-from worker.engines.sequence import Sequence, Token
+from worker.engines.row_computer import make_draft
+from worker.engines.sequence import Token
 from worker.load.loading import load_text, load_weights
 from worker.mlx_lm.caches import make_caches
 from worker.mlx_lm.eagle3 import Eagle3
@@ -44,26 +43,8 @@ Drafter = tuple[dict[str, Any], Weights]
 def made_by(
     model: Any, drafter: Drafter, prompts: list[list[int]], *, guesses: bool = True
 ) -> list[list[Token]]:
-    """The answers to prompts that come one after another, from a batch of three rows."""
     draft = make_draft(model, Eagle3(*drafter), 3)
-    room = CacheRoom(sizes_with(draft, NO_CACHES))
-    engine = BatchedEngine(model, (), 3, room, guesses=guesses, draft=draft)
-    # As on a machine where a wide step costs hardly more, and the drafter nothing.
-    engine.step_costs.ratio = lambda _rows, width: float(width > 0)  # type: ignore[method-assign]
-    made: dict[str, list[Token]] = {}
-    for index, prompt in enumerate(prompts):
-        # Rows end at different times.
-        engine.add(Sequence(f"{index}", prompt, TOKENS - 5 * (index % 3), None, ignore_eos=True))
-        made[f"{index}"] = []
-    while engine.active + engine.waiting:
-        for token in engine.step():
-            made[token.request_id].append(token)
-    engine.close()
-    return list(made.values())
-
-
-def texts(answers: list[list[Token]]) -> list[list[int]]:
-    return [[token.token_id for token in answer] for answer in answers]
+    return made_with(model, draft, prompts, TOKENS, guesses=guesses)
 
 
 def in_circle(folder: Path, drafter: Drafter, rows: int) -> list[list[Token]]:

@@ -9,39 +9,20 @@ from typing import Any
 
 import pytest
 
+from tests.support.drafted_answers import made_with, texts
 from tests.support.own_heads import CONFIGS, VOCABULARY, OwnHead, write
-from worker.engines.batched_engine import BatchedEngine
 from worker.engines.decoding import Caches
-from worker.engines.room import NO_CACHES, CacheRoom
-from worker.engines.row_computer import make_head_draft, sizes_with
-from worker.engines.sequence import Sequence, Token
+from worker.engines.row_computer import make_head_draft
+from worker.engines.sequence import Token
 from worker.load.loading import load_weights
 
 TOKENS = 30
 
 
 def made_by(model: Any, prompts: list[list[int]], *, guesses: bool) -> list[list[Token]]:
-    """The answers to prompts that come one after another, from a batch of three rows."""
     draft = make_head_draft(model, 3)
     assert draft is not None
-    sizes = sizes_with(draft, NO_CACHES)
-    engine = BatchedEngine(model, (), 3, CacheRoom(sizes), guesses=guesses, draft=draft)
-    # As on a machine where a wide step costs hardly more, and the head nothing.
-    engine.step_costs.ratio = lambda _rows, width: float(width > 0)  # type: ignore[method-assign]
-    made: dict[str, list[Token]] = {}
-    for index, prompt in enumerate(prompts):
-        # Rows end at different times.
-        engine.add(Sequence(f"{index}", prompt, TOKENS - 5 * (index % 3), None, ignore_eos=True))
-        made[f"{index}"] = []
-    while engine.active + engine.waiting:
-        for token in engine.step():
-            made[token.request_id].append(token)
-    engine.close()
-    return list(made.values())
-
-
-def texts(answers: list[list[Token]]) -> list[list[int]]:
-    return [[token.token_id for token in answer] for answer in answers]
+    return made_with(model, draft, prompts, TOKENS, guesses=guesses)
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

@@ -160,7 +160,7 @@ class _Checker:
         return [right.index(False) if False in right else len(right)]
 
 
-class _WhenTold:
+class _ToldGuesser:
     """Guesses one token if told to."""
 
     told = False
@@ -182,7 +182,7 @@ def test_a_plain_step_behind_guesses_is_not_observed(
     # Else a busy machine would make pauses of its own.
     monkeypatch.setattr(rows, "_PAUSE_S", 60.0)
     widths: list[int] = []
-    guesser, checker = _WhenTold(), _Checker()
+    guesser, checker = _ToldGuesser(), _Checker()
     generator = Generator(
         Tap(model),
         checker,

@@ -18,9 +18,9 @@ from tests.worker.engines.test_cached_prompts import Bench, bench, folder
 from worker.engines.room import CacheRoom, measure
 from worker.prompt_cache.blocks import Block
 from worker.prompt_cache.cache import PromptCache
+from worker.prompt_cache.cached_blocks import CachedBlock
 from worker.prompt_cache.disk import Disk
 from worker.prompt_cache.path import Paths
-from worker.prompt_cache.quarantine import CachedBlock
 from worker.runtime.proof import Proof
 from worker.runtime.recomputing import Recomputing
 
