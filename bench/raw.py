@@ -123,6 +123,9 @@ def _generate_batches(model: str, connection: Connection) -> None:
     from mlx_lm import load
     from mlx_lm.generate import BatchGenerator
 
+    if mx.cuda.is_available():
+        # A server shares the card. Else buffers would fill it: with 256 streams 130 of 140 GB.
+        mx.set_memory_limit(mx.get_memory_limit() // 2)
     loaded, tokenizer = load(model)[:2]
     while True:
         try:
@@ -150,8 +153,6 @@ def _generate_batches(model: str, connection: Connection) -> None:
                 finished += response.finish_reason is not None
             made += len(responses)
         generator.close()
-        # Else buffers would fill a card until the next prompt: after 256 streams 130 of 140 GB, and
-        # a server that shares the card would find no memory.
         mx.clear_cache()
         connection.send(Generation(made, now - began, list(first_token_s.values())))
 
