@@ -25,6 +25,9 @@ _GROWTH: Final = 4
 # A shorter chunk that took little time shows mostly the fixed cost of a step. Longer chunks are
 # faster.
 _TELLING: Final = 64
+# A chunk may be longer by so much if it takes the rest of all prompts then. Each step has a fixed
+# cost.
+_REST: Final = 1.5
 # Only the last so many measurements count: other work on the machine changes the speed.
 _FRESH: Final = 8
 # After so many chunks the bound that a failure of the device has lowered is doubled.
@@ -52,7 +55,7 @@ class _Speed:
 
 class PrefillPace:
     """Chooses the lengths of chunks from measured speeds. Lengths are powers of two, so that MLX
-    gets few different shapes.
+    gets few different shapes, unless a chunk takes all that is left.
     """
 
     def __init__(
@@ -112,20 +115,29 @@ class PrefillPace:
             return False
         measured = tokens / seconds
         known = self._tokens_per_s(context)
-        if tokens < _TELLING and seconds <= self._beside_decoding_s:
-            if known is None:
+        if seconds <= self._beside_decoding_s:
+            if known is None and tokens < _TELLING:
                 return True
-            measured = max(known, measured)
+            # The fixed cost of a step is in it, so more tokens may fit.
+            measured = max(known or 0.0, measured)
         self._observed += 1
         self._speeds[_magnitude(context)] = _Speed(measured, context, self._observed)
         return True
 
-    def chunk(self, rows: int, decoding: bool, context: int = 0, share_s: float = inf) -> int:
+    def chunk(
+        self,
+        rows: int,
+        decoding: bool,
+        context: int = 0,
+        share_s: float = inf,
+        left: float = inf,
+    ) -> int:
         """The number of tokens that each row computes in the next chunk.
 
-        The chunk is for `rows` prompts, and the longest row has seen `context` tokens. With
-        `decoding`, rows that decode wait for the chunk. Then `share_s` bounds the chunk, too: the
-        part of `beside_decoding_s` that other batches leave.
+        The chunk is for `rows` prompts. The longest row has seen `context` tokens, and no row has
+        more than `left` tokens to compute. With `decoding`, rows that decode wait for the chunk.
+        Then `share_s` bounds the chunk, too: the part of `beside_decoding_s` that other batches
+        leave.
         """
         scored = most_parts(self._pair_elements * (context + self._largest))
         most = min(self._bearable, scored) // max(rows, 1)
@@ -143,14 +155,17 @@ class PrefillPace:
         wanted = min(fitting, last * _GROWTH, most)
         self._last = max(_SMALLEST, 1 << max(wanted, 1).bit_length() - 1)
         self._chunks[magnitude] = self._last
-        self._whole = self._last * rows
-        return self._last
+        chunk = self._last
+        if chunk < left <= min(_REST * max(wanted, chunk), most):
+            chunk = int(left)
+        self._whole = chunk * rows
+        return chunk
 
     def fits_chunk(self, rows: int, tokens: int) -> bool:
         """Whether one chunk takes the whole prompts of so many rows, of `tokens` tokens at most,
         while other rows decode.
         """
-        whole = rows * max(_SMALLEST, 1 << max(tokens - 1, 0).bit_length())
+        whole = rows * max(_SMALLEST, tokens)
         return whole <= min(self._fitting_tokens(0, self._beside_decoding_s), self._bearable)
 
     def _fitting_tokens(self, context: int, bound_s: float) -> int:

@@ -32,7 +32,6 @@ _ROWS_OF_CHUNKS: Final = 8
 # A chunk of so many tokens over all rows is computed efficiently.
 _ENOUGH_TOKENS: Final = 512
 _MUCH_LONGER: Final = 2
-_FEW_MORE: Final = 1.5
 # A step adds a token to a row. Before this token is given out, the next one is begun. Guesses take
 # what is left of the memory that a cache has grown to.
 AHEAD_TOKENS: Final = 2
@@ -336,7 +335,9 @@ class RowBatch:
     def _step_with_prefill(self, *, decoding: bool, share_s: float) -> StepResult:
         rows = len(self._prefilling)
         context = max(sequence_row.seen_tokens for sequence_row in self._together)
-        chunk = self._with_short_rest(self._pace.chunk(rows, decoding, context, share_s))
+        # mlx-lm computes the last token of a prompt with the next step.
+        left = max(self._left_tokens) - 1
+        chunk = self._pace.chunk(rows, decoding, context, share_s, left)
         watched = any(self._rows[uid].prompt_scores is not None for uid in self._prefilling)
         if watched:
             chunk = min(chunk, scored_chunk(rows, self._tap.vocabulary, self._working_bytes))
@@ -362,14 +363,6 @@ class RowBatch:
             if row.seen_tokens >= row.tokens - 1:
                 self._at_end.add(response.uid)
         return stepped
-
-    def _with_short_rest(self, chunk: int) -> int:
-        """The chunk, or all tokens that are left of the prompts if these are few more: a step costs
-        more than a few tokens. mlx-lm computes the last token of a prompt with the next step.
-        """
-        left = max(row.tokens - row.seen_tokens for row in self._together) - 1
-        few = left <= _FEW_MORE * chunk and left * len(self._prefilling) <= _ENOUGH_TOKENS
-        return left if few and left > chunk else chunk
 
     def _score_prompts(self, responses: list[Any]) -> None:
         """Score the prompt tokens of the last chunk. `responses` are mlx-lm's for the rows of the

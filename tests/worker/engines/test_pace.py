@@ -107,6 +107,7 @@ def test_few_tokens_tell_the_speed_only_if_they_took_long_or_were_fast() -> None
     pace.observe(64, 0.1)
     assert _speed(pace) == 512, "64 are enough to tell"
     pace.observe(63, 0.2)
+    pace.observe(80, 0.19)
     assert _speed(pace) == 512, "a fifth of a second may be the fixed cost of a step"
     pace.observe(63, 0.05)
     assert _speed(pace) == 1024, "it was faster than that"
@@ -198,11 +199,22 @@ def test_a_failure_is_one_of_all_rows_and_chunks_stay_long_enough() -> None:
     assert _speed(pace) == 16
 
 
+def test_a_chunk_takes_a_short_rest_of_the_prompts_with_it() -> None:
+    pace = PrefillPace(largest=2048, beside_decoding_s=0.1)
+    pace.observe(1280, 1.0)
+    for left, chunk in ((100, 100), (192, 192), (193, 128), (5000, 128)):
+        assert min(pace.chunk(1, True, left=left), left) == chunk, "128 tokens fit"
+    assert pace.chunk(8, True, left=19) == 19, "16 tokens are the least"
+    pace.observe(100_000, 1.0)
+    for _ in range(3):
+        assert pace.chunk(1, False, left=2300) <= 2048, "the largest chunk"
+
+
 def test_prompts_fit_one_chunk_within_its_bound() -> None:
     pace = PrefillPace(largest=2048, beside_decoding_s=0.1)
     assert (pace.fits_chunk(1, 64), pace.fits_chunk(2, 64)) == (True, False), "nothing is measured"
     pace.observe(10_000, 1.0)
-    assert [rows for rows in (31, 32) if pace.fits_chunk(rows, 30)] == [31], "1,000 tokens"
-    assert not pace.fits_chunk(16, 33), "lengths are powers of two"
+    assert [rows for rows in (33, 34) if pace.fits_chunk(rows, 30)] == [33], "1,000 tokens"
+    assert [rows for rows in (30, 31) if pace.fits_chunk(rows, 33)] == [30]
     pace.observe(100_000, 1.0)
     assert [rows for rows in (64, 65) if pace.fits_chunk(rows, 32)] == [64], "2,048 tokens"
