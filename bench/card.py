@@ -2,7 +2,7 @@
 
 Bulkhead over HTTP and mlx-lm without a server take turns: many streams with three models, and one
 row behind a long context. Then both load a model with no compiled kernels, and an agent edits files
-with Bulkhead and with mlx_lm.server. Each part has a share of five minutes for its rounds, of which
+with Bulkhead and with mlx_lm.server. Each part has a share of eight minutes for its rounds, of which
 there are `--rounds` at most. Loads come on top, and kernels on a card that has none. The weights of
 the two large models are set by hand so that they copy, and their answers repeat themselves.
 """
@@ -228,7 +228,7 @@ def main() -> int:
             print(f"{part}: {report.seconds:.0f} s", file=sys.stderr)
             # After each part, since the machine may be taken back before the last.
             if parsed.json is not None:
-                parsed.json.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
+                parsed.json.write_bytes(msgspec.json.encode(report))
     print(render(report))
     return int(bool(failed))
 

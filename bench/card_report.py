@@ -1,15 +1,23 @@
-"""The figures of `python -m bench.card`: records, as its JSON has them, and their tables."""
+"""The figures of `python -m bench.card`: records, as its JSON has them, and their tables.
+`python -m bench.card_report` writes the tables of bench/card.json into README.md and
+docs/figures.md.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from statistics import median
 from typing import Final
 
+import msgspec
 from msgspec import Struct
 
-from bench.results import Generation, MeasuringMachine
+from bench.results import BULKHEAD, Generation, MeasuringMachine
 
+FIGURES: Final = Path(__file__).with_name("card.json")
+_PLACE: Final = re.compile(r"(<!-- by bench.card_report -->\n\n).*?(?=\n<!-- end -->\n)", re.DOTALL)
 _LEAST: Final = "≥"
 _MOST: Final = "≤"
 _MANY: Final = 128
@@ -76,10 +84,40 @@ class CardReport(Struct, frozen=True):
 def render(report: CardReport) -> str:
     """The tables in Markdown."""
     tables = [_streams(report), _rows(report), _first(report), _edits(report)]
-    parts = [f"{report.card}; {report.machine}. Medians of rounds, tokens a second."]
+    parts = [f"Medians of rounds, tokens a second. {report.card};\n{report.machine}."]
     parts += [text for table in tables if (text := "\n".join(table))]
     parts += [f"Didn't run: {failure}" for failure in report.failed]
     return "\n\n".join(parts) + "\n"
+
+
+def summary(report: CardReport) -> str:
+    """A table of the rates alone."""
+    lines = ["| model | answers at once | mlx-lm's batch | Bulkhead | ratio |"]
+    lines.append(f"| --- |{' ---: |' * 4}")
+    for item in report.streams:
+        raw, ours = (_rate(generations) for generations in (item.raw, item.ours))
+        ratio = _ratio(item.ours, item.raw)
+        lines.append(f"| {item.model} | {item.streams} | {raw:,.0f} | {ours:,.0f} | {ratio:.2f} |")
+    return "\n".join(lines) + "\n"
+
+
+# What stands on each page.
+PAGES: Final[dict[str, Callable[[CardReport], str]]] = {
+    "README.md": summary,
+    "docs/figures.md": render,
+}
+
+
+def main() -> None:
+    report = msgspec.json.decode(FIGURES.read_bytes(), type=CardReport)
+    for name, text in PAGES.items():
+        page = FIGURES.parents[1] / name
+        page.write_text(written(page.read_text("utf-8"), text(report)), "utf-8")
+
+
+def written(page: str, text: str) -> str:
+    """A page with a text at the place that is marked for it."""
+    return _PLACE.sub(lambda match: match[1] + text, page)
 
 
 def _streams(report: CardReport) -> Iterator[str]:
@@ -158,11 +196,17 @@ def _first(report: CardReport) -> Iterator[str]:
 def _edits(report: CardReport) -> Iterator[str]:
     if not report.edits:
         return
-    yield "| a session that edits files | rounds | seconds | exact answers |"
-    yield "| --- | ---: | ---: | ---: |"
+    yield "| a session that edits files | rounds | seconds | of the best other | target | exact |"
+    yield f"| --- |{' ---: |' * 5}"
+    best_s = min(
+        (median(item.seconds) for item in report.edits if item.server != BULKHEAD), default=None
+    )
     for item in report.edits:
+        seconds, ratio = median(item.seconds), "| "
+        if item.server == BULKHEAD and best_s is not None:
+            ratio = _judged(seconds / best_s, _MOST, 0.7)
         yield (
-            f"| {item.server} | {len(item.seconds)} | {median(item.seconds):.1f} "
+            f"| {item.server} | {len(item.seconds)} | {seconds:.1f} | {ratio} "
             f"| {item.expected:.0%} |"
         )
 
@@ -172,3 +216,7 @@ def _judged(ratio: float, sign: str, bound: float) -> str:
     met = ratio >= bound if sign == _LEAST else ratio <= bound
     shown = f"{ratio:.2f}" if met else f"**{ratio:.2f}**"
     return f"{shown} | {sign} {bound:g}"
+
+
+if __name__ == "__main__":
+    main()
