@@ -2,9 +2,10 @@
 
 Bulkhead over HTTP and mlx-lm without a server take turns: many streams with three models, and one
 row behind a long context. Then both load a model with no compiled kernels, and an agent edits files
-with Bulkhead and with mlx_lm.server. Each part has a share of eight minutes for its rounds, of which
-there are `--rounds` at most. Loads come on top, and kernels on a card that has none. The weights of
-the two large models are set by hand so that they copy, and their answers repeat themselves.
+with Bulkhead and with mlx_lm.server. Each part has a share of nine minutes for its rounds, and
+makes `--rounds` of them at most. Loads come on top, and kernels on a card that has none. The
+weights of the two large models are set by hand so that they copy, and their answers repeat
+themselves.
 """
 
 from __future__ import annotations

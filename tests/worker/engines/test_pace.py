@@ -210,6 +210,17 @@ def test_a_chunk_takes_a_short_rest_of_the_prompts_with_it() -> None:
         assert pace.chunk(1, False, left=2300) <= 2048, "the largest chunk"
 
 
+def test_groups_of_prompts_grow_where_a_step_has_a_fixed_cost() -> None:
+    pace = PrefillPace(beside_decoding_s=0.1)
+    rows = 8
+    for _ in range(12):
+        pace.observe(20 * rows, 0.05 + 20 * rows / 50_000)
+        rows = max(count for count in range(1, 101) if pace.fits_chunk(count, 20))
+    assert rows == 100, "2,000 tokens take 0.09 s"
+    pace.observe(2000, 0.8)
+    assert not pace.fits_chunk(20, 20), "the machine has become slow"
+
+
 def test_prompts_fit_one_chunk_within_its_bound() -> None:
     pace = PrefillPace(largest=2048, beside_decoding_s=0.1)
     assert (pace.fits_chunk(1, 64), pace.fits_chunk(2, 64)) == (True, False), "nothing is measured"
