@@ -84,7 +84,7 @@ class CardReport(Struct, frozen=True):
 def render(report: CardReport) -> str:
     """The tables in Markdown."""
     tables = [_streams(report), _rows(report), _first(report), _edits(report)]
-    parts = [f"Medians of rounds, tokens a second. {report.card};\n{report.machine}."]
+    parts = [f"Medians of rounds, and their ratios; rates in tokens a second. {report.card};\n{report.machine}."]
     parts += [text for table in tables if (text := "\n".join(table))]
     parts += [f"Didn't run: {failure}" for failure in report.failed]
     return "\n\n".join(parts) + "\n"
@@ -147,11 +147,7 @@ def _streams(report: CardReport) -> Iterator[str]:
 
 
 def _ratio(generations: list[Generation], others: list[Generation]) -> float:
-    """The median of the rounds' ratios."""
-    return median(
-        one.tokens_per_s / other.tokens_per_s
-        for one, other in zip(generations, others, strict=True)
-    )
+    return _rate(generations) / _rate(others)
 
 
 def _rate(generations: list[Generation]) -> float:
@@ -169,7 +165,7 @@ def _rows(report: CardReport) -> Iterator[str]:
     yield "| a row without guesses | rounds | mlx-lm's loop | Bulkhead | ratio | target |"
     yield f"| --- |{' ---: |' * 5}"
     for item in report.rows:
-        ratio = median(one / other for one, other in zip(item.ours, item.raw, strict=True))
+        ratio = median(item.ours) / median(item.raw)
         yield (
             f"| {item.model}, behind {item.tokens:,} tokens | {len(item.ours)} "
             f"| {median(item.raw):.0f} | {median(item.ours):.0f} "
