@@ -84,7 +84,8 @@ class CardReport(Struct, frozen=True):
 def render(report: CardReport) -> str:
     """The tables in Markdown."""
     tables = [_streams(report), _rows(report), _first(report), _edits(report)]
-    parts = [f"Medians of rounds, and their ratios; rates in tokens a second. {report.card};\n{report.machine}."]
+    head = "Medians of rounds, and their ratios; rates in tokens a second."
+    parts = [f"{head} {report.card};\n{report.machine}."]
     parts += [text for table in tables if (text := "\n".join(table))]
     parts += [f"Didn't run: {failure}" for failure in report.failed]
     return "\n\n".join(parts) + "\n"
