@@ -45,8 +45,8 @@ class StepCosts:
             self._compiled.add(size)
             return
         self._record(size, seconds)
-        if width == 1:
-            self.rates.observe(rows, seconds)
+        if width != DRAFTED:
+            self.rates.observe(rows, width, seconds)
 
     def ratio(self, rows: int, width: int) -> float:
         """The seconds of a step, divided by the seconds of a step with one token a row. Before the

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from statistics import median
 from typing import Final
 
@@ -23,14 +23,18 @@ class RowRates:
     """The rates of steps with one token a row. Nearly as many rows share a rate."""
 
     def __init__(self) -> None:
+        # How many steps had so many rows, also those with several tokens a row.
+        self._ran: Counter[int] = Counter()
         self._rates: dict[int, deque[float]] = {}
         # The number of the last step of so many rows, and the number of all steps.
         self._last: dict[int, int] = {}
         self._steps = 0
 
-    def observe(self, rows: int, seconds: float) -> None:
-        """Note a step of so many rows."""
-        self._record(rows, seconds)
+    def observe(self, rows: int, width: int, seconds: float) -> None:
+        """Note a step of so many rows and tokens a row."""
+        self._ran[shared_rows(rows)] += 1
+        if width == 1:
+            self._record(rows, seconds)
 
     def know(self, rows: int, seconds: float) -> None:
         """Begin with the seconds of a step that another worker measured for this model."""
@@ -45,7 +49,8 @@ class RowRates:
             gain = self._gain(2 * rows)
             if gain is None:
                 before = self._gain(rows)
-                pays = self._is_known(rows) and (before is None or before > _LOSS)
+                has_run = self._is_known(rows) or self._ran[rows] >= _ENOUGH
+                pays = has_run and (before is None or before > _LOSS)
                 return 2 * rows if pays else rows
             if gain <= _LOSS and self._is_fresh(2 * rows):
                 return rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from worker.guesses.costs import StepCosts
 from worker.guesses.row_rates import MOST_ROWS
+from worker.mlx_lm.guessing import DRAFTED
 
 
 def _costs(seconds: dict[int, float]) -> StepCosts:
@@ -23,6 +24,18 @@ def test_a_doubling_that_was_not_measured_is_tried() -> None:
     assert _costs({16: 0.010, 32: 0.012}).rates.most_rows() == 64
     assert _costs({16: 0.010, 32: 0.023}).rates.most_rows() == 32, "the last one was a loss"
     assert _costs({16: 0.010}).rates.most_rows() == 32, "the first number of rows comes first"
+
+
+def test_steps_with_guesses_let_more_rows_be_tried() -> None:
+    costs = StepCosts()
+    for _ in range(6):
+        costs.observe(32, 4, 0.02)
+        costs.observe(32, DRAFTED, 0.02)
+    assert costs.rates.most_rows() == 64
+    for rows, seconds in ((32, 0.01), (64, 0.03)):
+        for _ in range(6):
+            costs.observe(rows, 1, seconds)
+    assert costs.rates.most_rows() == 32, "steps without guesses show a loss"
 
 
 def test_a_doubling_that_was_not_worth_it_is_taken_back() -> None:
