@@ -118,8 +118,9 @@ class PrefillPace:
         if seconds <= self._beside_decoding_s:
             if known is None and tokens < _TELLING:
                 return True
-            # The fixed cost of a step is in it, so more tokens may fit.
-            measured = max(known or 0.0, measured)
+            # The fixed cost of a step is in it, so a small part of what should fit tells little.
+            if known is not None and tokens < known * self._beside_decoding_s / 2:
+                measured = max(known, measured)
         self._observed += 1
         self._speeds[_magnitude(context)] = _Speed(measured, context, self._observed)
         return True

@@ -427,9 +427,9 @@ def test_batches_share_what_a_stream_may_wait(
     shares: list[tuple[int, float]] = []
     choose = engine._pace.chunk
 
-    def chunk(rows: int, decoding: bool, context: int, share_s: float) -> int:
+    def chunk(rows: int, decoding: bool, context: int, share_s: float, left: float) -> int:
         shares.append((sum(bool(batch.prefilling) for batch in engine._batches), share_s))
-        return min(64, choose(rows, decoding, context, share_s))
+        return min(64, choose(rows, decoding, context, share_s, left))
 
     monkeypatch.setattr(engine._pace, "chunk", chunk)
     engine.add(Sequence("stream", tokens[:30], 60, None, ignore_eos=True))
