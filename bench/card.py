@@ -2,10 +2,10 @@
 
 Bulkhead over HTTP and mlx-lm without a server take turns: many streams with three models, and one
 row behind a long context. Then both load a model with no compiled kernels, and an agent edits files
-with Bulkhead and with mlx_lm.server. Each part has a share of nine minutes for its rounds, and
-makes `--rounds` of them at most. Loads come on top, and kernels on a card that has none. The
-weights of the two large models are set by hand so that they copy, and their answers repeat
-themselves.
+with Bulkhead and with mlx_lm.server. Each part makes `--rounds` rounds, or fewer if these take
+longer than its share of the time. Ten minutes are enough for all parts on a card that has kernels
+already: `--rounds 0` compiles them. The weights of the two large models are set by hand so that
+they copy, and their answers repeat themselves.
 """
 
 from __future__ import annotations
@@ -43,8 +43,11 @@ _MIXTURE: Final = "30B mixture, 4 bits"
 _TOKENS: Final = 128
 # Of a stream where there are many, or where a step takes long.
 _FEW_TOKENS: Final = 64
+_FEWEST_TOKENS: Final = 32
 _SAMPLED_STREAMS: Final = 32
-_ROW_TOKENS: Final = 128
+_ROW_TOKENS: Final = 64
+# A row's steps differ by half from round to round.
+_ROW_ROUNDS: Final = 3
 _CONTEXTS: Final = (200, 8000, 30000)
 _SEED: Final = 1
 # Where MLX, and the driver behind it, keep compiled kernels.
@@ -81,10 +84,10 @@ class Card:
         self._many(_SMALL, _build_small, counts, seconds)
 
     def eight(self, seconds: float) -> None:
-        self._many(_EIGHT, _build_eight, [(8, _FEW_TOKENS), (32, _FEW_TOKENS)], seconds)
+        self._many(_EIGHT, _build_eight, [(8, _FEW_TOKENS), (32, _FEWEST_TOKENS)], seconds)
 
     def mixture(self, seconds: float) -> None:
-        counts = [(1, _FEW_TOKENS), (8, _FEW_TOKENS), (32, _FEW_TOKENS)]
+        counts = [(1, _FEW_TOKENS), (8, _FEW_TOKENS), (32, _FEWEST_TOKENS)]
         self._many(_MIXTURE, _build_mixture, counts, seconds)
 
     def one_row(self, seconds: float) -> None:
@@ -98,21 +101,20 @@ class Card:
                 return ask(server.address, server.model, text, _ROW_TOKENS)
 
             _together(lambda: of_server("The ships"), lambda: loop.ask("The ships", _ROW_TOKENS))
-            # A row's steps differ by half from round to round.
-            rounds = 2 * self._rounds - 1
             for context in _CONTEXTS:
                 item = OneRow(_EIGHT, context, [], [])
                 text = words.draw(context)
                 loop.restart()
                 # The first round computes the prompt, and isn't counted. Both keep their caches.
                 answers = loop.ask(text, _ROW_TOKENS), of_server(text)
-                for _ in _within(seconds / len(_CONTEXTS), rounds):
+                for _ in _within(seconds / len(_CONTEXTS), _ROW_ROUNDS * self._rounds):
                     more = words.draw(8)
                     text += answers[1].answer + more
                     answers = loop.ask(more, _ROW_TOKENS), of_server(text)
                     for rates, turn in zip((item.raw, item.ours), answers, strict=True):
                         rates.append((_ROW_TOKENS - 1) / (turn.whole_s - turn.first_s))
-                self.rows.append(item)
+                if item.ours:
+                    self.rows.append(item)
 
     def first_minute(self) -> None:
         model = self._model(_SMALL, _build_small)
@@ -139,7 +141,7 @@ class Card:
         folder = self._folder / "agent"
         folder.mkdir()
         settings = argparse.Namespace(
-            model=None, half_billion=True, agents=1, edits=8, lines=32, system=8000
+            model=None, half_billion=True, agents=1, edits=4, lines=32, system=8000
         )
         settings.vllm_mlx = settings.rapid_mlx = None
         rounds = measure_editing(folder, settings, _within(seconds, self._rounds))
@@ -175,7 +177,7 @@ class Card:
                         (item.raw, item.ours, item.sampled), made, strict=False
                     ):
                         rounds.append(generation)
-        self.streams += items
+        self.streams += [item for item in items if item.ours]
 
     def _round(
         self, item: Streams, tokens: int, raw: Raw, ours: BulkheadServer
@@ -193,11 +195,13 @@ class Card:
         """A copy that never ends an answer, built in a process that gives the memory back."""
         folder = self._folder / name.split(",")[0].replace(" ", "-")
         if not folder.exists():
+            began = time.perf_counter()
             source = folder.with_suffix(".source")
             process = multiprocessing.get_context("spawn").Process(target=build, args=(source,))
             process.start()
             process.join()
             copy_without_end(source, folder)
+            print(f"{name}: built in {time.perf_counter() - began:.0f} s", file=sys.stderr)
         return folder
 
     @contextmanager
@@ -236,17 +240,17 @@ def main() -> int:
 
 # The seconds of their rounds alone: loads and kernels take about as long again.
 _PARTS: Final[dict[str, tuple[Callable[[Card, float], None], float]]] = {
-    "small": (Card.small, 150.0),
-    "eight": (Card.eight, 80.0),
-    "one row": (Card.one_row, 75.0),
-    "mixture": (Card.mixture, 90.0),
+    "small": (Card.small, 160.0),
+    "eight": (Card.eight, 60.0),
+    "one row": (Card.one_row, 60.0),
+    "mixture": (Card.mixture, 85.0),
     "first minute": (lambda card, _: card.first_minute(), 0.0),
-    "agent": (Card.agent, 120.0),
+    "agent": (Card.agent, 75.0),
 }
 
 
 def _within(seconds: float, rounds: int) -> Iterator[int]:
-    """The numbers of rounds, of which at least one is begun, and none after so many seconds."""
+    """The numbers of rounds. After so many seconds none is begun, except for the first."""
     until = time.monotonic() + seconds
     for number in range(rounds):
         yield number
