@@ -141,7 +141,7 @@ class Card:
         folder = self._folder / "agent"
         folder.mkdir()
         settings = argparse.Namespace(
-            model=None, half_billion=True, agents=1, edits=4, lines=32, system=8000
+            model=None, half_billion=True, agents=1, edits=3, lines=32, system=8000
         )
         settings.vllm_mlx = settings.rapid_mlx = None
         rounds = measure_editing(folder, settings, _within(seconds, self._rounds))

@@ -1,23 +1,15 @@
-"""The figures of `python -m bench.card`: records, as its JSON has them, and their tables.
-`python -m bench.card_report` writes the tables of bench/card.json into README.md and
-docs/figures.md.
-"""
+"""The figures of `python -m bench.card`: records, as its JSON has them, and their tables."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from statistics import median
 from typing import Final
 
-import msgspec
 from msgspec import Struct
 
 from bench.results import BULKHEAD, Generation, MeasuringMachine
 
-FIGURES: Final = Path(__file__).with_name("card.json")
-_PLACE: Final = re.compile(r"(<!-- by bench.card_report -->\n\n).*?(?=\n<!-- end -->\n)", re.DOTALL)
 _LEAST: Final = "≥"
 _MOST: Final = "≤"
 _MANY: Final = 128
@@ -100,25 +92,6 @@ def summary(report: CardReport) -> str:
         ratio = _ratio(item.ours, item.raw)
         lines.append(f"| {item.model} | {item.streams} | {raw:,.0f} | {ours:,.0f} | {ratio:.2f} |")
     return "\n".join(lines) + "\n"
-
-
-# What stands on each page.
-PAGES: Final[dict[str, Callable[[CardReport], str]]] = {
-    "README.md": summary,
-    "docs/figures.md": render,
-}
-
-
-def main() -> None:
-    report = msgspec.json.decode(FIGURES.read_bytes(), type=CardReport)
-    for name, text in PAGES.items():
-        page = FIGURES.parents[1] / name
-        page.write_text(written(page.read_text("utf-8"), text(report)), "utf-8")
-
-
-def written(page: str, text: str) -> str:
-    """A page with a text at the place that is marked for it."""
-    return _PLACE.sub(lambda match: match[1] + text, page)
 
 
 def _streams(report: CardReport) -> Iterator[str]:
@@ -213,7 +186,3 @@ def _judged(ratio: float, sign: str, bound: float) -> str:
     met = ratio >= bound if sign == _LEAST else ratio <= bound
     shown = f"{ratio:.2f}" if met else f"**{ratio:.2f}**"
     return f"{shown} | {sign} {bound:g}"
-
-
-if __name__ == "__main__":
-    main()

@@ -5,17 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from bench.card_report import (
-    FIGURES,
-    PAGES,
-    CardReport,
-    Edits,
-    FirstMinute,
-    OneRow,
-    Streams,
-    render,
-    written,
-)
+from bench.card_pages import FIGURES, PAGES, written
+from bench.card_report import CardReport, Edits, FirstMinute, OneRow, Streams, render
 from bench.results import Generation, MeasuringMachine
 
 MACHINE = MeasuringMachine("processor", 16, "Linux", "3.12.3", "0.32.4", "0.32.2")

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Generator
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import mlx.core as mx
@@ -41,7 +42,8 @@ from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.path import BLOCK_TOKENS, Path, Paths, chain
 from worker.runtime.prompts import PreparedRequest, prepare
-from worker.sampling.settings import make_row_sampling
+from worker.sampling.batch import BatchSampler
+from worker.sampling.settings import RowSampling, make_row_sampling
 from worker.system.gpu_recovery import GpuRecovery
 from worker.system.memory import released_memory
 
@@ -246,9 +248,7 @@ def _parts(
     """Yields the parts, which are sequences that run together, with prompts of up to `most_tokens`.
     The caller sends back the seconds of each part. Longer prompts are left out once they take long.
     """
-    settings = [
-        make_row_sampling(sampling, SamplingDefaults(), vocabulary) for sampling in _SAMPLINGS
-    ]
+    settings = _settings(vocabulary)
     for tokens in _PROMPT_TOKENS:
         if tokens > most_tokens:
             break
@@ -270,6 +270,11 @@ def _parts(
         if seconds * (1 + len(_SAMPLINGS)) > _LONG_S:
             break
     yield from _widths(most_tokens, costs)
+
+
+def _settings(vocabulary: int) -> list[RowSampling | None]:
+    """The settings that clients often use, for a model with so many tokens."""
+    return [make_row_sampling(sampling, SamplingDefaults(), vocabulary) for sampling in _SAMPLINGS]
 
 
 def _widths(most_tokens: int, costs: StepCosts | None) -> Generator[WarmPart, float, None]:
@@ -303,6 +308,7 @@ def practise() -> None:
     try:
         with released_memory():
             _move_rows()
+            _draw_tokens()
             _answer_twice()
     except Exception:
         logger.debug("A spare worker could not practise", exc_info=True)
@@ -316,6 +322,16 @@ def _move_rows() -> None:
     mx.eval(cache.state)
     cache.update_and_fetch(arrays[:, :, :1], arrays[:, :, :1])
     mx.eval(cache.state, cache.lengths.begins[mx.array([1, 0])], cache.rows([1, 0]))
+
+
+def _draw_tokens() -> None:
+    """Draw tokens with settings that clients often use, for each row alone and for all together."""
+    settings = _settings(_VOCABULARY)
+    for rows in (*([setting] for setting in settings), settings):
+        sampler = BatchSampler[int](partial(range, len(rows)))
+        for key, setting in enumerate(rows):
+            sampler.add(key, setting)
+        mx.eval(sampler(mx.zeros((len(rows), _VOCABULARY), mx.bfloat16)))
 
 
 def _answer_twice() -> None:
