@@ -3,7 +3,7 @@
 Bulkhead over HTTP and mlx-lm without a server take turns: many streams with three models, and one
 row behind a long context. Then both load a model with no compiled kernels, and an agent edits files
 with Bulkhead and with mlx_lm.server. Each part makes `--rounds` rounds, or fewer if these take
-longer than its share of the time. Ten minutes are enough for all parts on a card that has kernels
+longer than its share of the time. All parts take about ten minutes on a card that has kernels
 already: `--rounds 0` compiles them. The weights of the two large models are set by hand so that
 they copy, and their answers repeat themselves.
 """
@@ -11,7 +11,6 @@ they copy, and their answers repeat themselves.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import shutil
 import subprocess
@@ -22,28 +21,24 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from bench.card_models import EIGHT, MIXTURE, SMALL, Models
 from bench.card_report import CardReport, Edits, FirstMinute, OneRow, Streams, render
 from bench.conversation import RandomText, Turn, ask
-from bench.copying import EIGHT_BILLION, THIRTY_BILLION, make_copying_model
 from bench.editing import measure_editing
 from bench.machine import describe_machine
-from bench.models import HALF_BILLION, build_model, copy_without_end
 from bench.prompts import FreshPrompts, sampled
 from bench.raw import Kept, Raw
 from bench.results import FailedError, Generation
 from bench.servers import BulkheadServer
 
-_SMALL: Final = "0.6B, 16 bits"
-_EIGHT: Final = "8B, 4 bits"
-_MIXTURE: Final = "30B mixture, 4 bits"
 _TOKENS: Final = 128
 # Of a stream where there are many, or where a step takes long.
-_FEW_TOKENS: Final = 64
-_FEWEST_TOKENS: Final = 32
+_FEW: Final = 64
+_FEWEST: Final = 32
 _SAMPLED_STREAMS: Final = 32
 _ROW_TOKENS: Final = 64
 # A row's steps differ by half from round to round.
@@ -57,12 +52,13 @@ _KERNELS: Final = ("MLX_PTX_CACHE_DIR", "CUDA_CACHE_PATH")
 class Card:
     """The parts of the measurement. Each adds to the lists what it has measured."""
 
-    def __init__(self, folder: Path, rounds: int) -> None:
+    def __init__(self, folder: Path, models: Models, rounds: int) -> None:
         self.streams: list[Streams] = []
         self.rows: list[OneRow] = []
         self.first: list[FirstMinute] = []
         self.edits: list[Edits] = []
         self._folder = folder
+        self._models = models
         self._rounds = rounds
         self._prompts = FreshPrompts()
         self._names = 0
@@ -80,18 +76,17 @@ class Card:
         )
 
     def small(self, seconds: float) -> None:
-        counts = [(1, _TOKENS), (8, _TOKENS), (32, _TOKENS), (128, _FEW_TOKENS), (256, _FEW_TOKENS)]
-        self._many(_SMALL, _build_small, counts, seconds)
+        counts = [(1, _FEW), (8, _FEW), (32, _TOKENS), (128, _FEW), (256, _FEW)]
+        self._many(SMALL, counts, seconds)
 
     def eight(self, seconds: float) -> None:
-        self._many(_EIGHT, _build_eight, [(8, _FEW_TOKENS), (32, _FEWEST_TOKENS)], seconds)
+        self._many(EIGHT, [(8, _FEW), (32, _FEWEST)], seconds)
 
     def mixture(self, seconds: float) -> None:
-        counts = [(1, _FEW_TOKENS), (8, _FEW_TOKENS), (32, _FEWEST_TOKENS)]
-        self._many(_MIXTURE, _build_mixture, counts, seconds)
+        self._many(MIXTURE, [(1, _FEWEST), (8, _FEWEST), (32, _FEWEST)], seconds)
 
     def one_row(self, seconds: float) -> None:
-        model = self._model(_EIGHT, _build_eight)
+        model = self._models.folder_of(EIGHT)
         config = self._folder / "alone.toml"
         config.write_text(f'[models.bench]\npath = "{model}"\nguesses = false\n', "utf-8")
         with self._serving(model, "--config", str(config)) as server, _stopped(Kept(model)) as loop:
@@ -101,8 +96,9 @@ class Card:
                 return ask(server.address, server.model, text, _ROW_TOKENS)
 
             _together(lambda: of_server("The ships"), lambda: loop.ask("The ships", _ROW_TOKENS))
+            self._models.wait()
             for context in _CONTEXTS:
-                item = OneRow(_EIGHT, context, [], [])
+                item = OneRow(EIGHT, context, [], [])
                 text = words.draw(context)
                 loop.restart()
                 # The first round computes the prompt, and isn't counted. Both keep their caches.
@@ -117,7 +113,7 @@ class Card:
                     self.rows.append(item)
 
     def first_minute(self) -> None:
-        model = self._model(_SMALL, _build_small)
+        model = self._models.folder_of(SMALL)
         text = self._prompts.draw(1)[0]
         with _without_kernels(self._folder / "raw-kernels"):
             began = time.perf_counter()
@@ -131,17 +127,17 @@ class Card:
                 ours_s = time.perf_counter() - began - (turn.whole_s - turn.first_s)
                 rates = [
                     server.generate(
-                        sampled(self._prompts.draw(_SAMPLED_STREAMS)), _FEW_TOKENS
+                        sampled(self._prompts.draw(_SAMPLED_STREAMS)), _FEW
                     ).tokens_per_s
                     for _ in range(2)
                 ]
-        self.first.append(FirstMinute(_SMALL, raw_s, ours_s, rates))
+        self.first.append(FirstMinute(SMALL, raw_s, ours_s, rates))
 
     def agent(self, seconds: float) -> None:
         folder = self._folder / "agent"
         folder.mkdir()
         settings = argparse.Namespace(
-            model=None, half_billion=True, agents=1, edits=3, lines=32, system=8000
+            model=None, half_billion=True, agents=1, edits=2, lines=32, system=8000
         )
         settings.vllm_mlx = settings.rapid_mlx = None
         rounds = measure_editing(folder, settings, _within(seconds, self._rounds))
@@ -151,25 +147,20 @@ class Card:
             expected = sum(run.expected for run in runs) / answers
             self.edits.append(Edits(name, [agents.wall_s for agents in sessions], expected))
 
-    def _many(
-        self,
-        name: str,
-        build: Callable[[Path], object],
-        counts: list[tuple[int, int]],
-        seconds: float,
-    ) -> None:
+    def _many(self, name: str, counts: list[tuple[int, int]], seconds: float) -> None:
         """Measure so many streams of so many tokens in turns."""
-        model = self._model(name, build)
+        model = self._models.folder_of(name)
         items = [Streams(name, streams, [], [], []) for streams, _ in counts]
         tokens = dict(counts)
         with self._serving(model) as ours, _stopped(Raw(model)) as raw:
             # The first rounds compile kernels, and aren't counted.
             _together(
-                lambda: ours.generate(self._prompts.draw(8), _FEW_TOKENS),
-                lambda: raw.generate(self._prompts.draw(8), _FEW_TOKENS),
+                lambda: ours.generate(self._prompts.draw(8), _FEW),
+                lambda: raw.generate(self._prompts.draw(8), _FEW),
             )
             for item in items:
-                self._round(item, tokens[item.streams], raw, ours)
+                self._round(item, _FEWEST, raw, ours)
+            self._models.wait()
             for _ in _within(seconds, self._rounds):
                 for item in items:
                     made = self._round(item, tokens[item.streams], raw, ours)
@@ -191,19 +182,6 @@ class Card:
         print(f"{item.model}, {item.streams} streams: {rates} tokens/s", file=sys.stderr)
         return made
 
-    def _model(self, name: str, build: Callable[[Path], object]) -> Path:
-        """A copy that never ends an answer, built in a process that gives the memory back."""
-        folder = self._folder / name.split(",")[0].replace(" ", "-")
-        if not folder.exists():
-            began = time.perf_counter()
-            source = folder.with_suffix(".source")
-            process = multiprocessing.get_context("spawn").Process(target=build, args=(source,))
-            process.start()
-            process.join()
-            copy_without_end(source, folder)
-            print(f"{name}: built in {time.perf_counter() - began:.0f} s", file=sys.stderr)
-        return folder
-
     @contextmanager
     def _serving(self, model: Path, *options: str) -> Iterator[BulkheadServer]:
         self._names += 1
@@ -222,9 +200,11 @@ def main() -> int:
     parsed = parser.parse_args()
     began, failed = time.perf_counter(), []
     with tempfile.TemporaryDirectory(prefix="bh-") as name:
-        card = Card(Path(name), parsed.rounds)
-        for part in parsed.part or _PARTS:
-            measure, seconds = _PARTS[part]
+        parts = parsed.part or _PARTS
+        models = Models(Path(name), {model for part in parts for model in _PARTS[part].models})
+        card = Card(Path(name), models, parsed.rounds)
+        for part in parts:
+            measure, seconds, _ = _PARTS[part]
             try:
                 measure(card, seconds)
             except (FailedError, OSError) as error:
@@ -238,14 +218,21 @@ def main() -> int:
     return int(bool(failed))
 
 
-# The seconds of their rounds alone: loads and kernels take about as long again.
-_PARTS: Final[dict[str, tuple[Callable[[Card, float], None], float]]] = {
-    "small": (Card.small, 160.0),
-    "eight": (Card.eight, 60.0),
-    "one row": (Card.one_row, 60.0),
-    "mixture": (Card.mixture, 85.0),
-    "first minute": (lambda card, _: card.first_minute(), 0.0),
-    "agent": (Card.agent, 75.0),
+class _Part(NamedTuple):
+    """`seconds`: for the rounds alone. Loads, and kernels that are new, come on top."""
+
+    measure: Callable[[Card, float], None]
+    seconds: float
+    models: tuple[str, ...]
+
+
+_PARTS: Final = {
+    "small": _Part(Card.small, 150.0, (SMALL,)),
+    "eight": _Part(Card.eight, 60.0, (EIGHT,)),
+    "one row": _Part(Card.one_row, 60.0, (EIGHT,)),
+    "mixture": _Part(Card.mixture, 75.0, (MIXTURE,)),
+    "first minute": _Part(lambda card, _: card.first_minute(), 0.0, (SMALL,)),
+    "agent": _Part(Card.agent, 60.0, ()),
 }
 
 
@@ -293,18 +280,6 @@ def _card() -> str:
         return "no NVIDIA card"
     query = [program, "--query-gpu=name,driver_version", "--format=csv,noheader"]
     return subprocess.run(query, capture_output=True, check=True, text=True).stdout.strip()
-
-
-def _build_small(folder: Path) -> None:
-    build_model(folder, HALF_BILLION)
-
-
-def _build_eight(folder: Path) -> None:
-    make_copying_model(folder, EIGHT_BILLION, bits=4)
-
-
-def _build_mixture(folder: Path) -> None:
-    make_copying_model(folder, THIRTY_BILLION, bits=4)
 
 
 if __name__ == "__main__":

@@ -362,7 +362,7 @@ class PromptStore:
             return True
         code = getattr(error, "sqlite_errorcode", getattr(error, "errno", None))
         kind = f"{type(error).__name__} {code}"
-        self._log(kind, "The prompts stored in %s can't be used: %s.", self._folder, error)
+        self._log(kind, "An operation on the prompts stored in %s failed: %s.", self._folder, error)
         if code in _FULL if isinstance(error, OSError) else code == sqlite3.SQLITE_FULL:
             self._full_at = self._clock()
         if home is None or not is_damage(error):

@@ -78,7 +78,7 @@ if os.path.exists(fault):
             """,
         )
         + after_import(
-            "worker.prompt_cache.disk",
+            "worker.prompt_cache.speeds",
             "module.MeasuredSpeeds.worth_reading = lambda self, bytes_, tokens: tokens > 0",
         )
     )

@@ -32,13 +32,19 @@ class RowRates:
 
     def observe(self, rows: int, width: int, seconds: float) -> None:
         """Note a step of so many rows and tokens a row."""
-        self._ran[shared_rows(rows)] += 1
+        size = shared_rows(rows)
+        self._ran[size] += 1
         if width == 1:
-            self._record(rows, seconds)
+            if not self._is_fresh(size):
+                self._rates.pop(size, None)
+            self._rates.setdefault(size, deque(maxlen=_STEPS)).append(rows / seconds)
+            self._steps += 1
+            self._last[size] = self._steps
 
     def know(self, rows: int, seconds: float) -> None:
         """Begin with the seconds of a step that another worker measured for this model."""
-        self._record(rows, *[seconds] * _ENOUGH)
+        for _ in range(_ENOUGH):
+            self.observe(rows, 1, seconds)
 
     def most_rows(self) -> int:
         """The most rows that pay. The number is doubled until a doubling clearly makes fewer tokens
@@ -49,8 +55,7 @@ class RowRates:
             gain = self._gain(2 * rows)
             if gain is None:
                 before = self._gain(rows)
-                has_run = self._is_known(rows) or self._ran[rows] >= _ENOUGH
-                pays = has_run and (before is None or before > _LOSS)
+                pays = self._ran[rows] >= _ENOUGH and (before is None or before > _LOSS)
                 return 2 * rows if pays else rows
             if gain <= _LOSS and self._is_fresh(2 * rows):
                 return rows
@@ -70,15 +75,6 @@ class RowRates:
 
     def _is_fresh(self, rows: int) -> bool:
         return self._steps - self._last.get(rows, -_FRESH_STEPS) < _FRESH_STEPS
-
-    def _record(self, rows: int, *seconds: float) -> None:
-        size = shared_rows(rows)
-        rates = self._rates.setdefault(size, deque(maxlen=_STEPS))
-        if not self._is_fresh(size):
-            rates.clear()
-        rates.extend(rows / number for number in seconds)
-        self._steps += len(seconds)
-        self._last[size] = self._steps
 
 
 def shared_rows(rows: int) -> int:

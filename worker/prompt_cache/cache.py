@@ -16,21 +16,15 @@ from mlx.utils import tree_flatten
 from protocol.life import MOST_CACHE_FAILURES, CacheQuarantined
 from protocol.message_base import pack
 from protocol.prompt_store.payloads import Entry
+from worker.prompt_cache.block_bytes import Payload, PayloadError, from_bytes
 from worker.prompt_cache.blocks import Block, Cutter, Span
 from worker.prompt_cache.cached_blocks import CachedBlock, CachedBlocks
 from worker.prompt_cache.digests import digest
-from worker.prompt_cache.disk import (
-    Disk,
-    DiskProof,
-    Fetch,
-    MeasuredSpeeds,
-    Payload,
-    PayloadError,
-    from_bytes,
-)
+from worker.prompt_cache.disk import Disk, DiskProof, Fetch
 from worker.prompt_cache.found import FoundPrompts
 from worker.prompt_cache.path import BLOCK_TOKENS, Path, snapshot_key, usable_depth
 from worker.prompt_cache.quarantine import following, parents_of, source_of
+from worker.prompt_cache.speeds import MeasuredSpeeds
 from worker.prompt_cache.valid_blocks import ValidBlocks, is_finite
 
 logger = logging.getLogger("worker")

@@ -1,8 +1,5 @@
 """The queues between the engine and the disk: blocks are written and read on other threads, as
-bytes. Also decides whether reading blocks is faster than computing them.
-
-The bytes of a block are a header with shapes, types and structure, and then the bytes of its
-arrays. Files and checksums are in `protocol.prompt_store.payloads`.
+bytes. Files and checksums are in `protocol.prompt_store.payloads`.
 """
 
 from __future__ import annotations
@@ -13,18 +10,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Final, NamedTuple
-
-import mlx.core as mx
-import msgspec
-import numpy as np
-from msgspec import Struct
+from typing import Final, NamedTuple
 
 from protocol.prompt_store.index import Speeds
 from protocol.prompt_store.payloads import Entry
 from protocol.prompt_store.store import PromptStore
-from worker.prompt_cache.blocks import Block
 
 logger = logging.getLogger("worker")
 # Blocks that wait to be written hold memory. If they hold so much, further blocks wait their turn.
@@ -36,31 +26,6 @@ _CLEAR_S: Final = 1.0
 _MOST_READ_BYTES: Final = 256_000_000
 # So many bytes on disk are proven at a time. A request that comes waits for no more than these.
 _PROVEN_BYTES: Final = 32_000_000
-_NOTHING: Final = Speeds()
-# The weight of the last measurement in a speed. A single read from a warm page cache or a busy disk
-# must not decide.
-_WEIGHT: Final = 0.3
-# If so many prompts in a row were computed although blocks were stored, reading is tried again.
-# Only reading tells the speed of a disk, so a disk that was slow once would otherwise be slow for
-# ever.
-_TRIED_AGAIN: Final = 15
-# A speed is noted for later workers when it has changed by this share.
-_NEWS: Final = 0.25
-# A smaller read or chunk tells more about the overhead than about the speed.
-_LEAST_BYTES: Final = 1_000_000
-_LEAST_TOKENS: Final = 64
-_LENGTH_BYTES: Final = 4
-
-
-def _writer() -> str:
-    try:
-        own = version("mlx-bulkhead")
-    except PackageNotFoundError:
-        own = "unknown"  # It runs from its sources.
-    return f"Bulkhead {own} with MLX {version('mlx')}"
-
-
-_WRITER: Final = _writer()
 
 
 class Disk:
@@ -291,131 +256,3 @@ class _ProofOrder(NamedTuple):
 
 class _Quarantine(NamedTuple):
     keys: Sequence[bytes]
-
-
-class MeasuredSpeeds:
-    """The speeds of reading, in bytes per second, and of prefill, in tokens per second. A speed is
-    None before its first measurement. Also the seconds of steps, as they were measured at rest.
-    """
-
-    def __init__(self, known: Speeds = _NOTHING) -> None:
-        """`known` are the speeds of an earlier worker."""
-        self.read_bytes_per_s = known.read_bytes_per_s
-        self.prefill_tokens_per_s = known.prefill_tokens_per_s
-        self.step_seconds = known.step_seconds
-        self._reported = known
-        self._computed = 0
-
-    def observe_read(self, bytes_: int, seconds: float) -> None:
-        if bytes_ >= _LEAST_BYTES and seconds > 0:
-            self.read_bytes_per_s = _blend(self.read_bytes_per_s, bytes_ / seconds)
-
-    def observe_prefill(self, tokens: int, seconds: float) -> None:
-        if tokens >= _LEAST_TOKENS and seconds > 0:
-            self.prefill_tokens_per_s = _blend(self.prefill_tokens_per_s, tokens / seconds)
-
-    def read_s(self, bytes_: int) -> float | None:
-        return None if self.read_bytes_per_s is None else bytes_ / self.read_bytes_per_s
-
-    def worth_reading(self, bytes_: int, tokens: int) -> bool:
-        """Whether to read `bytes_` bytes instead of computing `tokens` tokens. True if a speed is
-        unknown, or if reading wasn't tried for long.
-        """
-        if self.read_bytes_per_s is None or self.prefill_tokens_per_s is None:
-            return tokens > 0
-        worth = bytes_ / self.read_bytes_per_s < tokens / self.prefill_tokens_per_s
-        return worth or self._computed >= _TRIED_AGAIN
-
-    def count(self, *, read: bool) -> None:
-        """Count a prompt that has stored blocks. With `read` they are read, otherwise computed."""
-        self._computed = 0 if read else self._computed + 1
-
-    def changed_speeds(self) -> Speeds | None:
-        """The speeds, if they have changed much since the last call."""
-        now = Speeds(self.read_bytes_per_s, self.prefill_tokens_per_s, self.step_seconds)
-        if now.step_seconds == self._reported.step_seconds and not any(
-            _differs(*figures) for figures in zip(now[:2], self._reported[:2], strict=True)
-        ):
-            return None
-        self._reported = now
-        return now
-
-
-def _differs(now: float | None, reported: float | None) -> bool:
-    if now is None or reported is None:
-        return now is not reported
-    return abs(now - reported) > _NEWS * reported
-
-
-def _blend(before: float | None, measured: float) -> float:
-    return measured if before is None else before + _WEIGHT * (measured - before)
-
-
-class PayloadError(ValueError):
-    """The bytes are not those of a block."""
-
-
-class _Header(Struct, array_like=True):
-    """Earlier versions didn't name themselves as the `writer`."""
-
-    shapes: list[list[int]]
-    dtypes: list[str]
-    structure: Any
-    writer: str = "an unknown version"
-
-
-class Payload:
-    """A block on its way to bytes."""
-
-    def __init__(self, block: Block) -> None:
-        """Begins to make the bytes, and doesn't wait, even if the block is still being computed."""
-        self._header = msgspec.msgpack.encode(
-            _Header(
-                [list(array.shape) for array in block.arrays],
-                [str(array.dtype).rpartition(".")[2] for array in block.arrays],
-                block.structure,
-                block.writer or _WRITER,
-            )
-        )
-        self._raw = [array.reshape(-1).view(mx.uint8) for array in block.arrays if array.size]
-        mx.async_eval(self._raw)  # type: ignore[no-untyped-call] # MLX leaves its types out
-
-    @property
-    def nbytes(self) -> int:
-        return _LENGTH_BYTES + len(self._header) + sum(array.size for array in self._raw)
-
-    def parts(self) -> list[bytes | memoryview]:
-        """Buffers to write one after the other, which share the memory of arrays. Waits until the
-        block is computed.
-        """
-        length = len(self._header).to_bytes(_LENGTH_BYTES, "little")
-        return [length, self._header, *(np.asarray(array).data for array in self._raw)]
-
-
-def from_bytes(payload: bytes) -> Block:
-    """Raises: PayloadError."""
-    try:
-        header_end = _LENGTH_BYTES + int.from_bytes(payload[:_LENGTH_BYTES], "little")
-        header = msgspec.msgpack.decode(payload[_LENGTH_BYTES:header_end], type=_Header)
-        arrays = _arrays(memoryview(payload)[header_end:], header)
-    except (msgspec.MsgspecError, AttributeError, TypeError, ValueError) as error:
-        raise PayloadError(str(error)) from error
-    return Block(tuple(arrays), header.structure, header.writer)
-
-
-def _arrays(rest: memoryview, header: _Header) -> Sequence[mx.array]:
-    arrays = []
-    for shape, name in zip(header.shapes, header.dtypes, strict=True):
-        dtype = getattr(mx, name)
-        bytes_ = dtype.size
-        for length in shape:
-            bytes_ *= length
-        if not bytes_:
-            arrays.append(mx.zeros(shape, dtype))
-            continue
-        raw = np.frombuffer(rest[:bytes_], np.uint8)
-        arrays.append(mx.array(raw).view(dtype).reshape(shape))
-        rest = rest[bytes_:]
-    if len(rest):
-        raise PayloadError(f"{len(rest)} bytes too many")
-    return arrays

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protocol.prompt_store.index import Speeds
-from worker.prompt_cache.disk import MeasuredSpeeds
+from worker.prompt_cache.speeds import MeasuredSpeeds
 
 MB = 1_000_000
 

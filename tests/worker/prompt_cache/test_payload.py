@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from worker.prompt_cache.block_bytes import Payload, PayloadError, from_bytes
 from worker.prompt_cache.blocks import Block
-from worker.prompt_cache.disk import Payload, PayloadError, from_bytes
 
 BLOCK = Block(
     (
