@@ -21,7 +21,7 @@ class Models:
 
     def __init__(self, folder: Path, names: Iterable[str]) -> None:
         self._folder = folder
-        self._building = {name: self._begin(name) for name in names}
+        self._building = {name: self._start_build(name) for name in names}
 
     def folder_of(self, name: str) -> Path:
         """A copy of a model that never ends an answer. Waits until the model is built."""
@@ -36,7 +36,7 @@ class Models:
         for process in self._building.values():
             process.join()
 
-    def _begin(self, name: str) -> BaseProcess:
+    def _start_build(self, name: str) -> BaseProcess:
         context = multiprocessing.get_context("spawn")
         process = context.Process(target=_BUILDS[name], args=(self._source(name),))
         process.start()
