@@ -52,14 +52,15 @@ _KERNELS: Final = ("MLX_PTX_CACHE_DIR", "CUDA_CACHE_PATH")
 class Card:
     """The parts of the measurement. Each adds to the lists what it has measured."""
 
-    def __init__(self, folder: Path, models: Models, rounds: int) -> None:
+    def __init__(self, folder: Path, models: Models, parsed: argparse.Namespace) -> None:
         self.streams: list[Streams] = []
         self.rows: list[OneRow] = []
         self.first: list[FirstMinute] = []
         self.edits: list[Edits] = []
         self._folder = folder
         self._models = models
-        self._rounds = rounds
+        self._rounds: int = parsed.rounds
+        self._parsed = parsed
         self._prompts = FreshPrompts()
         self._names = 0
 
@@ -139,7 +140,7 @@ class Card:
         settings = argparse.Namespace(
             model=None, half_billion=True, agents=1, edits=2, lines=32, system=8000
         )
-        settings.vllm_mlx = settings.rapid_mlx = None
+        settings.vllm_mlx, settings.rapid_mlx = self._parsed.vllm_mlx, self._parsed.rapid_mlx
         rounds = measure_editing(folder, settings, _within(seconds, self._rounds))
         for name, sessions in rounds.items():
             runs = [run for agents in sessions for run in agents.runs]
@@ -196,13 +197,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.card", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="at most")
     parser.add_argument("--part", choices=_PARTS, action="append", help="measure these alone")
+    parser.add_argument("--vllm-mlx", metavar="PROGRAM", help="edit files with it, too")
+    parser.add_argument("--rapid-mlx", metavar="PROGRAM", help="edit files with it, too")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every round to a file")
     parsed = parser.parse_args()
     began, failed = time.perf_counter(), []
     with tempfile.TemporaryDirectory(prefix="bh-") as name:
         parts = parsed.part or _PARTS
         models = Models(Path(name), {model for part in parts for model in _PARTS[part].models})
-        card = Card(Path(name), models, parsed.rounds)
+        card = Card(Path(name), models, parsed)
         for part in parts:
             measure, seconds, _ = _PARTS[part]
             try:
