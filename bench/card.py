@@ -1,11 +1,11 @@
 """`python -m bench.card`: a GPU's speeds, by one command.
 
-Bulkhead over HTTP and mlx-lm without a server take turns: many streams with three models, and one
-row behind a long context. Then both load a model with no compiled kernels, and an agent edits files
-with Bulkhead and with mlx_lm.server. Each part makes `--rounds` rounds, or fewer if these take
-longer than its share of the time. All parts take about ten minutes on a card that has kernels
-already: `--rounds 0` compiles them. The weights of the two large models are set by hand so that
-they copy, and their answers repeat themselves.
+Bulkhead over HTTP and mlx-lm without a server take turns, and compute on the same processor core:
+many streams with three models, and one row behind a long context. Then both load a model with no
+compiled kernels, and an agent edits files with Bulkhead and with its peers. Each part makes
+`--rounds` rounds, or fewer if these take longer than its share of the time. All parts take about
+ten minutes on a card that has kernels already: `--rounds 0` compiles them. The weights of the two
+large models are set by hand so that they copy, and their answers repeat themselves.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,16 +29,16 @@ from bench.card_models import EIGHT, MIXTURE, SMALL, Models
 from bench.card_report import CardReport, Edits, FirstMinute, OneRow, Streams, render
 from bench.conversation import RandomText, Turn, ask
 from bench.editing import measure_editing
-from bench.machine import describe_machine
+from bench.machine import describe_machine, share_core
 from bench.prompts import FreshPrompts, sampled
-from bench.raw import Kept, Raw
-from bench.results import FailedError, Generation
+from bench.raw import Kept, MlxLmProcess, Raw
+from bench.results import WORKER, FailedError, Generation
 from bench.servers import BulkheadServer
 
-_TOKENS: Final = 128
-# Of a stream where there are many, or where a step takes long.
-_FEW: Final = 64
-_FEWEST: Final = 32
+# Tokens of a stream: fewer where there are many streams, or where a step takes long.
+_LONG: Final = 128
+_MIDDLE: Final = 64
+_SHORT: Final = 32
 _SAMPLED_STREAMS: Final = 32
 _ROW_TOKENS: Final = 64
 # A row's steps differ by half from round to round.
@@ -52,15 +52,18 @@ _KERNELS: Final = ("MLX_PTX_CACHE_DIR", "CUDA_CACHE_PATH")
 class Card:
     """The parts of the measurement. Each adds to the lists what it has measured."""
 
-    def __init__(self, folder: Path, models: Models, parsed: argparse.Namespace) -> None:
+    def __init__(
+        self, folder: Path, models: Models, rounds: int, peers: Mapping[str, str | None]
+    ) -> None:
+        """`peers`: the programs of vllm-mlx and Rapid-MLX, as `bench.agent` names its options."""
         self.streams: list[Streams] = []
         self.rows: list[OneRow] = []
         self.first: list[FirstMinute] = []
         self.edits: list[Edits] = []
         self._folder = folder
         self._models = models
-        self._rounds: int = parsed.rounds
-        self._parsed = parsed
+        self._rounds = rounds
+        self._peers = peers
         self._prompts = FreshPrompts()
         self._names = 0
 
@@ -77,14 +80,14 @@ class Card:
         )
 
     def small(self, seconds: float) -> None:
-        counts = [(1, _FEW), (8, _FEW), (32, _TOKENS), (128, _FEW), (256, _FEW)]
+        counts = [(1, _MIDDLE), (8, _MIDDLE), (32, _LONG), (128, _MIDDLE), (256, _MIDDLE)]
         self._many(SMALL, counts, seconds)
 
     def eight(self, seconds: float) -> None:
-        self._many(EIGHT, [(8, _FEW), (32, _FEWEST)], seconds)
+        self._many(EIGHT, [(8, _MIDDLE), (32, _SHORT)], seconds)
 
     def mixture(self, seconds: float) -> None:
-        self._many(MIXTURE, [(1, _FEWEST), (8, _FEWEST), (32, _FEWEST)], seconds)
+        self._many(MIXTURE, [(1, _SHORT), (8, _SHORT), (32, _SHORT)], seconds)
 
     def one_row(self, seconds: float) -> None:
         model = self._models.folder_of(EIGHT)
@@ -97,7 +100,7 @@ class Card:
                 return ask(server.address, server.model, text, _ROW_TOKENS)
 
             _together(lambda: of_server("The ships"), lambda: loop.ask("The ships", _ROW_TOKENS))
-            self._models.wait()
+            self._ready(loop, server)
             for context in _CONTEXTS:
                 item = OneRow(EIGHT, context, [], [])
                 text = words.draw(context)
@@ -128,7 +131,7 @@ class Card:
                 ours_s = time.perf_counter() - began - (turn.whole_s - turn.first_s)
                 rates = [
                     server.generate(
-                        sampled(self._prompts.draw(_SAMPLED_STREAMS)), _FEW
+                        sampled(self._prompts.draw(_SAMPLED_STREAMS)), _MIDDLE
                     ).tokens_per_s
                     for _ in range(2)
                 ]
@@ -138,9 +141,8 @@ class Card:
         folder = self._folder / "agent"
         folder.mkdir()
         settings = argparse.Namespace(
-            model=None, half_billion=True, agents=1, edits=2, lines=32, system=8000
+            model=None, half_billion=True, agents=1, edits=2, lines=32, system=8000, **self._peers
         )
-        settings.vllm_mlx, settings.rapid_mlx = self._parsed.vllm_mlx, self._parsed.rapid_mlx
         rounds = measure_editing(folder, settings, _within(seconds, self._rounds))
         for name, sessions in rounds.items():
             runs = [run for agents in sessions for run in agents.runs]
@@ -156,12 +158,12 @@ class Card:
         with self._serving(model) as ours, _stopped(Raw(model)) as raw:
             # The first rounds compile kernels, and aren't counted.
             _together(
-                lambda: ours.generate(self._prompts.draw(8), _FEW),
-                lambda: raw.generate(self._prompts.draw(8), _FEW),
+                lambda: ours.generate(self._prompts.draw(8), _MIDDLE),
+                lambda: raw.generate(self._prompts.draw(8), _MIDDLE),
             )
             for item in items:
-                self._round(item, _FEWEST, raw, ours)
-            self._models.wait()
+                self._round(item, _SHORT, raw, ours)
+            self._ready(raw, ours)
             for _ in _within(seconds, self._rounds):
                 for item in items:
                     made = self._round(item, tokens[item.streams], raw, ours)
@@ -182,6 +184,11 @@ class Card:
         rates = ", ".join(f"{generation.tokens_per_s:.0f}" for generation in made)
         print(f"{item.model}, {item.streams} streams: {rates} tokens/s", file=sys.stderr)
         return made
+
+    def _ready(self, raw: MlxLmProcess, ours: BulkheadServer) -> None:
+        """Before what is measured: nothing else runs, and both compute on the same core."""
+        self._models.wait()
+        share_core([*raw.processes().values(), ours.processes()[WORKER]])
 
     @contextmanager
     def _serving(self, model: Path, *options: str) -> Iterator[BulkheadServer]:
@@ -205,7 +212,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="bh-") as name:
         parts = parsed.part or _PARTS
         models = Models(Path(name), {model for part in parts for model in _PARTS[part].models})
-        card = Card(Path(name), models, parsed)
+        peers = {"vllm_mlx": parsed.vllm_mlx, "rapid_mlx": parsed.rapid_mlx}
+        card = Card(Path(name), models, parsed.rounds, peers)
         for part in parts:
             measure, seconds, _ = _PARTS[part]
             try:
