@@ -59,7 +59,10 @@ def _is_same_alone(model: Any, rows: Sequence[list[Any]]) -> bool:
     by one or two tokens.
     """
     beside = _beside(model, rows, [6, 7])
-    difference = _difference(beside, [_next(model, rows[0], 6), _next(model, rows[1], 7)])
+    alone = [_next(model, rows[0], 6), _next(model, rows[1], 7)]
+    # First, since a spare may still compile the kernels of rows beside each other for a GPU.
+    mx.eval(alone)
+    difference = _difference(beside, alone)
     if difference <= max(_LEAST_ROUNDING, _ROUNDING * mx.finfo(beside.dtype).eps):
         return True
     copies = mx.concatenate([_beside(model, [row, row], [8, 8])[:1] for row in rows])
@@ -76,7 +79,8 @@ def _computed(model: Any, prompts: Sequence[list[int]]) -> list[list[Any]]:
 
 def _next(model: Any, caches: list[Any], token: int) -> mx.array:
     """The logits, (1, vocabulary), after another token of a row alone."""
-    logits: mx.array = model(mx.array([[token]]), cache=caches)[:, -1]
+    # Drawn tokens have this type, too, for which a GPU has kernels of its own.
+    logits: mx.array = model(mx.array([[token]], mx.uint32), cache=caches)[:, -1]
     return logits
 
 
@@ -86,7 +90,6 @@ def _beside(model: Any, rows: Sequence[list[Any]], tokens: list[int]) -> mx.arra
     """
     group = RowGroup(_merged(rows), len(rows))
     logits: mx.array = model(mx.array(tokens)[:, None], cache=caches_of_step([group], 1))[:, -1]
-    mx.eval(logits)
     return logits
 
 
