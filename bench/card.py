@@ -240,10 +240,10 @@ class _Part(NamedTuple):
 _PARTS: Final = {
     "small": _Part(Card.small, 150.0, (SMALL,)),
     "eight": _Part(Card.eight, 60.0, (EIGHT,)),
-    "one row": _Part(Card.one_row, 60.0, (EIGHT,)),
+    "one row": _Part(Card.one_row, 45.0, (EIGHT,)),
     "mixture": _Part(Card.mixture, 75.0, (MIXTURE,)),
     "first minute": _Part(lambda card, _: card.first_minute(), 0.0, (SMALL,)),
-    "agent": _Part(Card.agent, 60.0, ()),
+    "agent": _Part(Card.agent, 40.0, ()),
 }
 
 

@@ -48,8 +48,8 @@ class RowRates:
             self.observe(rows, 1, seconds)
 
     def most_rows(self) -> int:
-        """The most rows that pay. The number is doubled until a doubling clearly makes fewer tokens
-        a second. A doubling that was not measured is tried, and so is one that made fewer long ago.
+        """The most rows that pay. The number is doubled until a doubling makes far fewer tokens a
+        second. A doubling that was not measured is tried, and so is one that made fewer long ago.
         """
         rows = _FIRST_ROWS
         while rows < MOST_ROWS:

@@ -1,4 +1,4 @@
-"""A batch takes more rows until these clearly make fewer tokens a second."""
+"""A batch takes more rows until these make far fewer tokens a second."""
 
 from __future__ import annotations
 
