@@ -102,7 +102,7 @@ class Card:
             _together(lambda: of_server("The ships"), lambda: loop.ask("The ships", _ROW_TOKENS))
             self._ready(loop, server)
             for context in _CONTEXTS:
-                item = OneRow(EIGHT, context, [], [])
+                row = OneRow(EIGHT, context, [], [])
                 text = words.draw(context)
                 loop.restart()
                 # The first round computes the prompt, and isn't counted. Both keep their caches.
@@ -111,10 +111,10 @@ class Card:
                     more = words.draw(8)
                     text += answers[1].answer + more
                     answers = loop.ask(more, _ROW_TOKENS), of_server(text)
-                    for rates, turn in zip((item.raw, item.ours), answers, strict=True):
+                    for rates, turn in zip((row.raw, row.ours), answers, strict=True):
                         rates.append((_ROW_TOKENS - 1) / (turn.whole_s - turn.first_s))
-                if item.ours:
-                    self.rows.append(item)
+                if row.ours:
+                    self.rows.append(row)
 
     def first_minute(self) -> None:
         model = self._models.folder_of(SMALL)
@@ -153,7 +153,7 @@ class Card:
     def _many(self, name: str, counts: list[tuple[int, int]], seconds: float) -> None:
         """Measure so many streams of so many tokens in turns."""
         model = self._models.folder_of(name)
-        items = [Streams(name, streams, [], [], []) for streams, _ in counts]
+        all_measured = [Streams(name, streams, [], [], []) for streams, _ in counts]
         tokens = dict(counts)
         with self._serving(model) as ours, _stopped(Raw(model)) as raw:
             # The first rounds compile kernels, and aren't counted.
@@ -161,28 +161,28 @@ class Card:
                 lambda: ours.generate(self._prompts.draw(8), _MIDDLE),
                 lambda: raw.generate(self._prompts.draw(8), _MIDDLE),
             )
-            for item in items:
-                self._round(item, _SHORT, raw, ours)
+            for measured in all_measured:
+                self._round(measured, _SHORT, raw, ours)
             self._ready(raw, ours)
             for _ in _within(seconds, self._rounds):
-                for item in items:
-                    made = self._round(item, tokens[item.streams], raw, ours)
+                for measured in all_measured:
+                    made = self._round(measured, tokens[measured.streams], raw, ours)
                     for rounds, generation in zip(
-                        (item.raw, item.ours, item.sampled), made, strict=False
+                        (measured.raw, measured.ours, measured.sampled), made, strict=False
                     ):
                         rounds.append(generation)
-        self.streams += [item for item in items if item.ours]
+        self.streams += [measured for measured in all_measured if measured.ours]
 
     def _round(
-        self, item: Streams, tokens: int, raw: Raw, ours: BulkheadServer
+        self, measured: Streams, tokens: int, raw: Raw, ours: BulkheadServer
     ) -> list[Generation]:
         """A turn of mlx-lm, one of Bulkhead, and perhaps one of Bulkhead's that is sampled."""
-        prompts = self._prompts.draw(item.streams)
+        prompts = self._prompts.draw(measured.streams)
         made = [raw.generate(prompts, tokens), ours.generate(prompts, tokens)]
-        if item.streams == _SAMPLED_STREAMS:
-            made.append(ours.generate(sampled(self._prompts.draw(item.streams)), tokens))
+        if measured.streams == _SAMPLED_STREAMS:
+            made.append(ours.generate(sampled(self._prompts.draw(measured.streams)), tokens))
         rates = ", ".join(f"{generation.tokens_per_s:.0f}" for generation in made)
-        print(f"{item.model}, {item.streams} streams: {rates} tokens/s", file=sys.stderr)
+        print(f"{measured.model}, {measured.streams} streams: {rates} tokens/s", file=sys.stderr)
         return made
 
     def _ready(self, raw: MlxLmProcess, ours: BulkheadServer) -> None:

@@ -87,10 +87,12 @@ def summary(report: CardReport) -> str:
     """A table of the rates alone."""
     lines = ["| model | answers at once | mlx-lm's batch | Bulkhead | ratio |"]
     lines.append(f"| --- |{' ---: |' * 4}")
-    for item in report.streams:
-        raw, ours = (_rate(generations) for generations in (item.raw, item.ours))
-        ratio = _ratio(item.ours, item.raw)
-        lines.append(f"| {item.model} | {item.streams} | {raw:,.0f} | {ours:,.0f} | {ratio:.2f} |")
+    for measured in report.streams:
+        raw, ours = (_rate(generations) for generations in (measured.raw, measured.ours))
+        ratio = _ratio(measured.ours, measured.raw)
+        lines.append(
+            f"| {measured.model} | {measured.streams} | {raw:,.0f} | {ours:,.0f} | {ratio:.2f} |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -103,19 +105,20 @@ def _streams(report: CardReport) -> Iterator[str]:
         "| sampled / mlx-lm's greedy | sampled / greedy | target |"
     )
     yield f"| --- |{' ---: |' * 13}"
-    for item in report.streams:
-        raw, ours = (_rate(generations) for generations in (item.raw, item.ours))
-        lasts = [_last(generations) for generations in (item.raw, item.ours)]
-        bound = 0.9 if item.streams >= _MANY else 0.95
+    for measured in report.streams:
+        raw, ours = (_rate(generations) for generations in (measured.raw, measured.ours))
+        lasts = [_last(generations) for generations in (measured.raw, measured.ours)]
+        bound = 0.9 if measured.streams >= _MANY else 0.95
         first, sampled = f"{lasts[1] / lasts[0]:.2f} | ", "| | "
-        if item.streams >= _MANY:
+        if measured.streams >= _MANY:
             first = _judged(lasts[1] / lasts[0], _MOST, 1.3)
-        if item.sampled:
-            of_greedy = _judged(_ratio(item.sampled, item.ours), _LEAST, 0.95)
-            sampled = f"{_ratio(item.sampled, item.raw):.2f} | {of_greedy}"
+        if measured.sampled:
+            of_greedy = _judged(_ratio(measured.sampled, measured.ours), _LEAST, 0.95)
+            sampled = f"{_ratio(measured.sampled, measured.raw):.2f} | {of_greedy}"
         yield (
-            f"| {item.model} | {item.streams} | {len(item.ours)} | {raw:,.0f} | {ours:,.0f} "
-            f"| {_judged(_ratio(item.ours, item.raw), _LEAST, bound)} "
+            f"| {measured.model} | {measured.streams} | {len(measured.ours)} "
+            f"| {raw:,.0f} | {ours:,.0f} "
+            f"| {_judged(_ratio(measured.ours, measured.raw), _LEAST, bound)} "
             f"| {lasts[0]:.2f} | {lasts[1]:.2f} | {first} | {sampled} |"
         )
 
@@ -138,11 +141,11 @@ def _rows(report: CardReport) -> Iterator[str]:
         return
     yield "| a row without guesses | rounds | mlx-lm's loop | Bulkhead | ratio | target |"
     yield f"| --- |{' ---: |' * 5}"
-    for item in report.rows:
-        ratio = median(item.ours) / median(item.raw)
+    for row in report.rows:
+        ratio = median(row.ours) / median(row.raw)
         yield (
-            f"| {item.model}, behind {item.tokens:,} tokens | {len(item.ours)} "
-            f"| {median(item.raw):.0f} | {median(item.ours):.0f} "
+            f"| {row.model}, behind {row.tokens:,} tokens | {len(row.ours)} "
+            f"| {median(row.raw):.0f} | {median(row.ours):.0f} "
             f"| {_judged(ratio, _LEAST, 0.97)} |"
         )
 
@@ -155,11 +158,11 @@ def _first(report: CardReport) -> Iterator[str]:
         "| 32 sampled streams, first and next (tokens/s) |"
     )
     yield "| --- | ---: | ---: | ---: | ---: | --- |"
-    for item in report.first:
-        rates = ", ".join(f"{rate:,.0f}" for rate in item.sampled)
+    for minute in report.first:
+        rates = ", ".join(f"{rate:,.0f}" for rate in minute.sampled)
         yield (
-            f"| {item.model} | {item.raw_s:.1f} | {item.ours_s:.1f} "
-            f"| {_judged(item.ours_s / item.raw_s, _MOST, 1.3)} | {rates} |"
+            f"| {minute.model} | {minute.raw_s:.1f} | {minute.ours_s:.1f} "
+            f"| {_judged(minute.ours_s / minute.raw_s, _MOST, 1.3)} | {rates} |"
         )
 
 
@@ -169,15 +172,15 @@ def _edits(report: CardReport) -> Iterator[str]:
     yield "| a session that edits files | rounds | seconds | of the best other | target | exact |"
     yield f"| --- |{' ---: |' * 5}"
     best_s = min(
-        (median(item.seconds) for item in report.edits if item.server != BULKHEAD), default=None
+        (median(edits.seconds) for edits in report.edits if edits.server != BULKHEAD), default=None
     )
-    for item in report.edits:
-        seconds, ratio = median(item.seconds), "| "
-        if item.server == BULKHEAD and best_s is not None:
+    for edits in report.edits:
+        seconds, ratio = median(edits.seconds), "| "
+        if edits.server == BULKHEAD and best_s is not None:
             ratio = _judged(seconds / best_s, _MOST, 0.7)
         yield (
-            f"| {item.server} | {len(item.seconds)} | {seconds:.1f} | {ratio} "
-            f"| {item.expected:.0%} |"
+            f"| {edits.server} | {len(edits.seconds)} | {seconds:.1f} | {ratio} "
+            f"| {edits.expected:.0%} |"
         )
 
 
