@@ -14,9 +14,9 @@ MOST_ROWS: Final = 256
 _STEPS: Final = 16
 _ENOUGH: Final = 3
 _FRESH_STEPS: Final = 500
-# Twice as many rows pay unless they make at most this share of the tokens a second. For seconds at a
-# time a processor can make 0.6 of the steps that it makes otherwise, whatever the rows (seen on a
-# virtual machine). And with more rows more answers begin at once.
+# Twice as many rows pay unless they make at most this share of the tokens a second. For seconds at
+# a time the processor of a virtual machine made 0.6 of its other steps, whatever the rows. And with
+# more rows more answers begin at once.
 _LOSS: Final = 0.55
 
 
