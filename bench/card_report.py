@@ -187,5 +187,8 @@ def _edits(report: CardReport) -> Iterator[str]:
 def _judged(ratio: float, sign: str, bound: float) -> str:
     """The cells of a ratio and of its target."""
     met = ratio >= bound if sign == _LEAST else ratio <= bound
-    shown = f"{ratio:.2f}" if met else f"**{ratio:.2f}**"
+    shown = f"{ratio:.2f}"
+    if not met:
+        # With two digits some misses would look like the target.
+        shown = f"**{ratio:.3f}**" if float(shown) == bound else f"**{shown}**"
     return f"{shown} | {sign} {bound:g}"

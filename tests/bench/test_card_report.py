@@ -24,7 +24,10 @@ def test_ratios_are_judged_by_their_targets() -> None:
             Streams("0.6B", 32, [_made(1000, 0.4)], [_made(960, 0.5)], [_made(480, 0.5)]),
             Streams("0.6B", 256, [_made(1000, 1.0)] * 3, [_made(890, 1.4)] * 3, []),
         ],
-        rows=[OneRow("8B", 30000, [100.0, 120.0, 80.0], [99.0, 60.0, 79.2])],
+        rows=[
+            OneRow("8B", 30000, [100.0, 120.0, 80.0], [99.0, 60.0, 79.2]),
+            OneRow("8B", 200, [1000.0], [968.0]),
+        ],
         first=[FirstMinute("0.6B", 20.0, 27.0, [300.0, 1500.0])],
         edits=[Edits("Bulkhead", [5.0, 7.0], 1.0), Edits("another", [8.0], 0.5)],
         failed=["mixture: no memory"],
@@ -35,6 +38,7 @@ def test_ratios_are_judged_by_their_targets() -> None:
     assert shown.count("| 0.48 | **0.50** | ≥ 0.95 |") == 1
     assert "| **0.89** | ≥ 0.9 | 1.00 | 1.40 | **1.40** | ≤ 1.3 | | |  |" in shown
     assert "| 8B, behind 30,000 tokens | 3 | 100 | 79 | **0.79** | ≥ 0.97 |" in shown
+    assert "| 1000 | 968 | **0.968** | ≥ 0.97 |" in shown
     assert "| 0.6B | 20.0 | 27.0 | **1.35** | ≤ 1.3 | 300, 1,500 |" in shown
     assert "| Bulkhead | 2 | 6.0 | **0.75** | ≤ 0.7 | 100% |" in shown
     assert "| another | 1 | 8.0 | |  | 50% |" in shown
